@@ -48,15 +48,19 @@ class LoadedProgram:
         self.instance = create()
         program = shipped.interface.program
         ports = [*program.inputs, *program.outputs]
-        self.arrays = [np.zeros(port.type.shape, port.type.dtype.numpy) for port in ports]
-        kinds = [ctypes.c_void_p] * (1 + len(ports))
+        self.arrays = [
+            np.zeros(port.shape_at(port.largest), port.type.dtype.numpy) for port in ports
+        ]
+        names = program.sizes.names
+        kinds = [ctypes.c_void_p, *[ctypes.c_int64] * len(names), *[ctypes.c_void_p] * len(ports)]
         run = ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(self._address("model_run"))
         places = [array.ctypes.data for array in self.arrays]
         reset = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address("model_reset"))
         self.reset: Callable[[], None] = lambda: reset(self.instance)
         destroy = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address("model_destroy"))
         self.destroy: Callable[[], None] = lambda: destroy(self.instance)
-        self.run: Callable[[], int] = lambda: int(run(self.instance, *places))
+        self.run: Callable[..., int] = lambda *sizes: int(run(self.instance, *sizes, *places))
+        self.call: Callable[..., int] = lambda *given: int(run(self.instance, *given))
 
     def _address(self, name: str) -> int:
         return int(self.engine.get_function_address(name))

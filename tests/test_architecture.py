@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # What users work with: each may import the facade and the others of its kind, nothing underneath.
 SURFACE = {
     "nn", "optim", "data", "train", "graph", "distributed", "deploy", "tools", "models", "cli",
-    "config", "onnx",
+    "config", "estimators", "onnx",
 }  # fmt: skip
 MAY_IMPORT |= {name: {FACADE, *SURFACE} - {name} for name in SURFACE}
 
@@ -145,6 +145,10 @@ NO_MACHINES_NUMBERS: dict[str, dict[str, set[str]]] = {
         "export.fused": {"SPLIT"},
         "export.layout": {"ERROR", "SCRATCH", "WEIGHTS", "WHOLE"},
         "export.linking": {"LIMIT", "STACK"},
+        "export.sizes": {"MOST_CHOICES", "_DEGREE", "_SAMPLES"},
+        "export.threads": {
+            "MOST_THREADS", "POOL_BYTES", "RECORD_BYTES", "_PATIENT", "_WATCHED",
+        },
     },
     "how much a report says": {
         "memory_budget.search": {"NAMED"},

@@ -128,7 +128,9 @@ def test_a_wrong_kernel_is_found_and_made_small() -> None:
 
 @pytest.mark.usefixtures("wrong_sine")
 def test_random_programs_find_a_wrong_kernel() -> None:
-    using = [seed for seed in range(60) if "wf.sin(" in generate(seed).function()][:8]
+    texts = {seed: generate(seed).function() for seed in range(60)}
+    # A loop whose condition is wrong need not end.
+    using = [s for s, text in texts.items() if "wf.sin(" in text and "while_loop" not in text][:8]
     found = [examine(generate(seed), ("jit",)) for seed in using]
     assert any(failure is not None and failure.way == "jit" for failure in found)
 

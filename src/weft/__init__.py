@@ -72,6 +72,7 @@ from weft.core.settings import settings
 from weft.core.shapes import Dim, symbol
 from weft.core.types import TensorType, spec
 from weft.core.wrong_calls import explain_all as _explain_all
+from weft.einops_backend import watch_einops as _watch_einops
 from weft.ir import eager as _eager
 from weft.ir.autocast import autocast, autocast_dtype
 from weft.ir.tensor import Tensor
@@ -447,7 +448,8 @@ __all__ = [
     "diag",
     "diag_embed", "diagonal", "diff", "digamma", "distributed", "divide", "dynamic_slice",
     "dynamic_update_slice", "e", "einsum", "empty", "empty_like", "enable_grad", "equal", "erf",
-    "erfc", "erfinv", "exp", "exp2", "expand_dims", "explain", "expm1", "export", "eye", "fft",
+    "erfc", "erfinv", "estimators", "exp", "exp2", "expand_dims", "explain", "expm1", "export",
+    "eye", "fft",
     "finfo", "flatten", "flip", "float16", "float32", "float64", "floor", "floor_divide", "flops",
     "fmod", "fori_loop", "from_dlpack", "full", "full_like", "functional_call", "gather", "gelu",
     "get_num_threads", "global_variables", "global_variables_initializer", "glu", "grad",
@@ -497,6 +499,7 @@ _LAZY = {
     "debug": "weft.debug",
     "deploy": "weft.deploy",
     "distributed": "weft.distributed",
+    "estimators": "weft.estimators",
     "explain": "weft.compiler.report.explain",
     "export": "weft.exporting",
     "flops": "weft.compiler.fusion.costs",
@@ -550,6 +553,11 @@ def _compile_unit(*call: _Any) -> _Any:
     return _import_module("weft.compiler.function.units").compile_unit(*call)
 
 
+def _turned_copy(array: _Any) -> _Any:
+    copies = _import_module("weft.compiler.targets.cpu.runtime.transposed_copies")
+    return copies.turned_copy(array)
+
+
 def _jit(f: _Any) -> _Any:
     return _import_module("weft.compiler.function.jit").jit(f)
 
@@ -562,7 +570,9 @@ def _find_card(name: str) -> Device:
 
 _FINDERS["cuda"] = _find_card
 _eager.COMPILE.append(_compile_unit)
+_eager.COPY.append(_turned_copy)
 _eager.JIT.append(_jit)
 _methods.NAMESPACE.append(_sys.modules[__name__])
 _PUBLIC.append(_sys.modules[__name__])
 _tracebacks.install()
+_watch_einops()

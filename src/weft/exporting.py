@@ -113,6 +113,7 @@ def export(
     weights: str | None = None,
     memory: str = "heap",
     threads: int = 1,
+    sizes: Mapping[str, int] | None = None,
     check: bool = False,
 ) -> Export:
     """Write a function as a library in C's convention, for this machine or another.
@@ -122,8 +123,9 @@ def export(
     the function replaces them. `weights="beside"` leaves the weights in a safetensors file, which
     the caller maps; `memory="static"` leaves out the functions that ask for memory; `form="c"`
     writes one file in C99 instead, for machines that LLVM does not know; an instance runs on
-    `threads` threads of its own. With `check` the program is run and compared at once.
-    `docs/export.md` has all of it.
+    `threads` threads of its own. Sizes that are symbols in types among the arguments are chosen at
+    each run, up to the largest that `sizes` says of each. With `check` the program is run and
+    compared at once. `docs/export.md` has all of it.
 
     >>> import os, tempfile, weft as wf
     >>> folder = os.path.join(tempfile.mkdtemp(), "double")
@@ -131,18 +133,11 @@ def export(
     True
     """
     check_function("export", f)
-    if not isinstance(args, (list, tuple)) or not isinstance(kwargs or {}, Mapping):
-        raise ArgumentTypeError(
-            "export",
-            "the arguments of the call that is traced are no sequence",
-            expected="args: a list or tuple; kwargs: a mapping",
-            got={"args": args, "kwargs": kwargs},
-            fix="wf.export(net, [x], folder)",
-        )
+    _check_arguments(args, kwargs, sizes)
     _check_choices(name, form=form, weights=weights, memory=memory)
     platform = platform_named(target)
     check_threads(threads, platform, target, form, memory)
-    program = exported_program(f, args, dict(kwargs or {}))
+    program = exported_program(f, args, dict(kwargs or {}), sizes)
     arrays = shipped_arrays(program)
     beside = weights == "beside" or (
         weights is None and sum(port.bytes for port, _ in arrays) > LARGEST_INSIDE
@@ -196,7 +191,8 @@ class _Written:
 def _write_object(job: _Job, platform: Platform) -> _Written:
     """Write the object file and its libraries."""
     name, program, place, machine = job.name, job.program, job.place, machine_for(job.target)
-    plan = plan_program(program.graph, AheadTarget(machine), program.fixed_inputs)
+    target = AheadTarget(machine, fixed_sizes=not program.sizes.largest)
+    plan = plan_program(program.graph, target, program.fixed_inputs)
     inside = not job.weights_file
     made = object_file(
         name, program, plan, job.blob, machine, inside=inside, heap=job.heap, threads=job.threads
@@ -300,6 +296,18 @@ def _not_writable(folder: Path, error: OSError) -> ArgumentError:
         got={"folder": str(folder)},
         fix="choose another folder",
     )
+
+
+def _check_arguments(args: Any, kwargs: Any, sizes: Any) -> None:
+    mappings = kwargs or {}, sizes or {}
+    if not isinstance(args, (list, tuple)) or not all(isinstance(x, Mapping) for x in mappings):
+        raise ArgumentTypeError(
+            "export",
+            "the arguments of the call that is traced are no sequence",
+            expected="args: a list or tuple; kwargs and sizes: mappings",
+            got={"args": args, "kwargs": kwargs, "sizes": sizes},
+            fix="wf.export(net, [x], folder)",
+        )
 
 
 def _check_choices(name: Any, **chosen: str | None) -> None:

@@ -12,6 +12,7 @@ import pytest
 import weft as wf
 from weft.compiler.graph_passes.loops.lighten import lighten_loops
 from weft.compiler.pipeline import optimize
+from weft.compiler.targets.cpu.products.loop_weights import turn_loop_weights
 from weft.compiler.targets.cpu.target import CPU
 from weft.core import trees
 from weft.ir.graph import Graph
@@ -305,3 +306,35 @@ def test_a_loop_is_run_for_its_effect_alone(capsys: pytest.CaptureFixture[str]) 
 
     assert wf.jit(f)(wf.ones((3, 2))).tolist() == [[1.0, 1.0]] * 3
     assert capsys.readouterr().out == "row\nrow\nrow\n"
+
+
+# --- weights -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 5, 60])
+def test_a_loop_is_given_the_matrix_whose_transpose_it_multiplies_by(rows: int) -> None:
+    def f(w: Tensor, h: Tensor, xs: Tensor) -> Any:
+        return wf.scan(lambda h, x: (wf.tanh(x + h @ w.T),) * 2, h, xs)
+
+    given = numbers(24, 24), numbers(rows, 24, seed=1), numbers(6, rows, 24, seed=2)
+    graph, _ = lightened(f, *given, whole=True)
+    tally: Counter[str] = Counter()
+    turned = turn_loop_weights(graph, tally)
+    wf.ir.verify(turned)
+    assert tally == {"turn": 1}
+    assert names(turned) == ["scan"]
+    arrays = [x.numpy() for x in given]
+    for found, expected in zip(run(turned, arrays), run(graph, arrays), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
+    for found, expected in zip(wf.jit(f)(*given), f(*given), strict=True):
+        np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=2e-5, atol=2e-5)
+
+
+def test_a_matrix_that_a_loop_reads_otherwise_too_stays_as_it_is() -> None:
+    def f(w: Tensor, h: Tensor, xs: Tensor) -> Tensor:
+        turned = wf.transpose(w, (1, 0))
+        return wf.scan(lambda h, x: (wf.tanh(x + h @ turned) * turned, None), h, xs)[0]
+
+    given = numbers(8, 8), numbers(8, 8), numbers(3, 8, 8)
+    graph, _ = lightened(f, *given, whole=True)
+    assert turn_loop_weights(graph) is graph

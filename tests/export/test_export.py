@@ -101,9 +101,8 @@ def test_the_script_for_the_web_does_what_its_module_does(tmp_path: Path) -> Non
     given.write_bytes(arguments[0].numpy().tobytes())
     files = [str(given), str(tmp_path / "by_node.bin"), "3"]
     subprocess.run([node, str(shipped.folder / "main.mjs"), *files], check=True)
-    checking.run_by_wasmtime(
-        shipped.interface, shipped.folder, str(given), str(tmp_path / "here.bin"), "3"
-    )
+    files[1] = str(tmp_path / "here.bin")
+    checking.run_by_wasmtime(shipped.interface, shipped.folder, files, {})
     assert (tmp_path / "by_node.bin").read_bytes() == (tmp_path / "here.bin").read_bytes()
 
 
@@ -131,8 +130,8 @@ def test_names_may_hold_anything(tmp_path: Path) -> None:
     assert len({port.name for port in shipped.interface.ports}) == 4
 
 
-def test_a_size_that_is_a_symbol_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(wf.UnsupportedError, match="symbol") as caught:
+def test_a_symbol_without_its_largest_size_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(wf.ArgumentError, match="symbol") as caught:
         wf.export(lambda x: x * 2, [wf.spec("float32", ("batch", 4))], tmp_path / "model")
     assert caught.value.at is not None
     assert caught.value.at.file == __file__
@@ -415,5 +414,10 @@ def test_the_command_writes_and_checks_a_library(
     assert main([*command, *(["--check"] if can_check else [])]) == 0
     assert (folder / "model.c").exists()
     assert "model.h" in capsys.readouterr().out
+    several = ["export", f"{file}:net", "--input", "batch,4", "-o", str(folder)]
+    assert main([*several, "--most", "batch=16", "--threads", "2"]) == 0
+    assert "MODEL_MOST_BATCH 16" in (folder / "model.h").read_text()
+    assert main([*several, "--most", "batch"]) != 0
+    assert "--most batch=64" in capsys.readouterr().err
     assert main(["export", f"{file}:net", "--input", "1x4", "--target", "vax"]) != 0
     assert "aarch64-linux" in capsys.readouterr().err

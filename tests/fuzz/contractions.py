@@ -16,6 +16,9 @@ CONVOLVED = 300_000_000
 
 # --- products ------------------------------------------------------------------------------------
 
+TILED_CHANNELS = 16
+"""From how many channels on a convolution may be computed in tiles."""
+
 
 def product(draw: Draw) -> str:
     """A product of two values, or of one with itself, in any order of axes."""
@@ -246,8 +249,10 @@ def convolve(draw: Draw) -> str:
 def _are_weights(v: Value, x: Value) -> bool:
     """Whether a value can be the weights of a convolution of another one."""
     alike = (v.kind, v.ndim, v.dtype, v.shape[1:2]) == ("f", x.ndim, x.dtype, x.shape[1:2])
-    # Padding times an infinite weight is NaN in one kernel, and left out in another.
-    alike = alike and bool(np.isfinite(v.most))
+    # Padding times an infinite weight is NaN in one kernel, and left out in another; an infinity in
+    # a tile of an image of many channels makes the whole tile NaN.
+    images = x.shape[1] < TILED_CHANNELS or bool(np.isfinite(x.most))
+    alike = alike and images and bool(np.isfinite(v.most))
     return alike and 0 not in v.shape and x.size // x.shape[1] * v.size <= CONVOLVED
 
 

@@ -53,7 +53,7 @@ UNARY = [
     "i1e({})",
     "log_sigmoid({})",
     "sinc({})",
-    "logit(sigmoid({}))",
+    "logit(sigmoid(tanh({})))",
     "isfinite({})",
     "isnan({})",
     "isinf({})",

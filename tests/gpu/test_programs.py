@@ -47,6 +47,18 @@ def test_random_epilogues_give_what_references_give() -> None:
     assert sum(epilogue_cases.check_random(seed) for seed in range(100)) >= 50
 
 
+def test_rows_of_a_table_add_up_many_updates_in_their_order() -> None:
+    generator = np.random.default_rng(5)
+    places = generator.integers(0, 90, 5001)
+    updates = generator.normal(size=(5001, 70)).astype(np.float32)
+    add = wf.jit(lambda x, i, u: wf.grad(lambda table: (table[i] * u).sum())(x))
+    given = [wf.asarray(x).to("cuda") for x in (np.zeros((90, 70), np.float32), places, updates)]
+    wanted = np.zeros((90, 70), np.float32)
+    for place, row in zip(places.tolist(), updates, strict=True):
+        wanted[place] += row
+    np.testing.assert_array_equal(add(*given).numpy(), wanted)
+
+
 def test_a_training_step_has_the_processors_losses() -> None:
     np.testing.assert_allclose(train("cuda", 50), train("cpu", 50), rtol=1e-3)
 

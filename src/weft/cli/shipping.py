@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any
 
 import weft as wf
 from weft.cli.looking import (
@@ -20,7 +22,8 @@ __all__ = ["export", "write_onnx"]
 def export(flags: Namespace) -> int:
     """`weft export`."""
     parts = trained_or_network(flags)
-    inputs = example_inputs(parts, flags)
+    types = [parsed_type(each) for each in flags.input or ()] if flags.most else None
+    inputs: Sequence[Any] | None = types or example_inputs(parts, flags)
     if inputs is None:
         raise Mistake(f"the sizes of the inputs of {flags.program} are unknown: give --input")
     model = parts["model"]
@@ -36,11 +39,20 @@ def export(flags: Namespace) -> int:
         weights=flags.weights,
         memory=flags.memory,
         threads=flags.threads,
+        sizes=dict(map(_largest_size, flags.most or ())),
     )
     say(str(shipped))
     if flags.check:
         say(str(shipped.check()))
     return 0
+
+
+def _largest_size(text: str) -> tuple[str, int]:
+    """A size and the largest it may be: batch=64."""
+    name, _, most = text.partition("=")
+    if not most.isdecimal():
+        raise Mistake(f"--most {text} says no largest size: write --most batch=64")
+    return name, int(most)
 
 
 def write_onnx(flags: Namespace) -> int:

@@ -58,11 +58,12 @@ def page_of_trials(name: str, monitor: str, mode: str, trials: Sequence[Any]) ->
     told = f"{len(finished)} of {len(trials)} trials finished"
     if best is not None:
         told += f"; best {monitor} is {best.value:.5g}, of trial {best.number}"
+    better = "more" if mode == "max" else "less"
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(name)}: sweep</title><style>{STYLE}</style></head><body>"
-        f"<h1>{escape(name)}</h1><p>{escape(told)} ({escape(mode)} is better).</p>"
+        f"<h1>{escape(name)}</h1><p>{escape(told)} ({better} is better).</p>"
         f'<div class="grid">{"".join(figures)}</div><h2>Trials, the best first</h2>'
         f'<div class="scroll">{_table(ranked, keys, monitor, best)}</div></body></html>\n'
     )
@@ -149,10 +150,9 @@ def _svg(
     ]
     for x, label in dict.fromkeys(ticks):
         left, _ = place(x, values[0])
-        parts.append(
-            f'<text x="{left:.1f}" y="{base + 14}" text-anchor="middle">{escape(_label(label))}'
-            "</text>"
-        )
+        anchor = "end" if left > WIDTH - 40 else "middle"
+        text = f'<text x="{left:.1f}" y="{base + 14}" text-anchor="{anchor}">'
+        parts.append(f"{text}{escape(_label(label))}</text>")
     for value in dict.fromkeys((min(values), max(values))):
         _, top = place(ticks[0][0], value)
         parts.append(f'<text x="{LEFT - 4}" y="{top + 3:.1f}" text-anchor="end">{value:.4g}</text>')

@@ -66,6 +66,11 @@ class Settings:
     Whether somebody does is told by counts of references. Off, all results get memory of their own.
     """
 
+    float32_products: str = _choose_from("WEFT_FLOAT32_PRODUCTS", ("exact", "tfloat32"))
+    """How a card multiplies matrices of float32: "exact", or "tfloat32", on tensor cores.
+
+    Operands of these are rounded to 11 bits; sums are of float32. It counts when a program is made.
+    """
     device: str = os.environ.get("WEFT_DEVICE", "cpu")
     """Where tensors are made that name no device, such as "cuda"; see `wf.default_device`."""
     eager: str = _choose_from("WEFT_EAGER", ("native", "reference"))

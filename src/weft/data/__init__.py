@@ -9,7 +9,14 @@
 """
 
 from weft.data import sets
-from weft.data.arrow import ParquetRows, from_arrow, from_huggingface, read_arrow, read_parquet
+from weft.data.arrow import (
+    ParquetRows,
+    from_arrow,
+    from_huggingface,
+    read_arrow,
+    read_parquet,
+    to_arrow,
+)
 from weft.data.collate import default_collate, pad_collate
 from weft.data.dataset import (
     ArrayDataset,
@@ -18,6 +25,7 @@ from weft.data.dataset import (
     TensorDataset,
     random_split,
 )
+from weft.data.frames import from_frame
 from weft.data.idx import from_idx, read_idx
 from weft.data.images import ImageFolder, read_image
 from weft.data.loader import DataLoader
@@ -77,6 +85,7 @@ __all__ = [
     "default_collate",
     "from_arrow",
     "from_csv",
+    "from_frame",
     "from_huggingface",
     "from_idx",
     "from_iterable",
@@ -90,6 +99,7 @@ __all__ = [
     "read_parquet",
     "read_sql",
     "sets",
+    "to_arrow",
     "tokenize_file",
     "worker_info",
 ]

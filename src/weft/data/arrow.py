@@ -68,6 +68,24 @@ def from_arrow(table: Any) -> Table:
     return {name: _column(name, table.column(name)) for name in table.schema.names}
 
 
+def to_arrow(table: Any) -> Any:
+    """Arrays by column (also tensors, and rows of more axes) as an Arrow table.
+
+    `datasets.Dataset(wf.data.to_arrow(table))` is a dataset of Hugging Face.
+    """
+    package = require("pyarrow", "pyarrow", "to_arrow", extra="data")
+    return package.table({name: _arrow_column(package, column) for name, column in table.items()})
+
+
+def _arrow_column(package: Any, column: Any) -> Any:
+    """A column; each axis behind the first is a list of one length."""
+    array = np.asarray(column)
+    flat = package.array(np.ascontiguousarray(array).reshape(-1))
+    for size in reversed(array.shape[1:]):
+        flat = package.FixedSizeListArray.from_arrays(flat, size)
+    return flat
+
+
 class ParquetRows(IterableDataset):
     """The rows of Parquet files as dictionaries, `fetch` at a time, in the order of the files."""
 

@@ -21,11 +21,11 @@
 """
 
 from weft.graph import files as _files  # noqa: F401  makes graphs read and write files
-from weft.graph.building import Graph, Operation, current, default_graph, reset_default_graph
+from weft.graph.building import Graph, current, default_graph, reset_default_graph
+from weft.graph.classes import Node, Operation, Placeholder, RegisterGradient, apply
 from weft.graph.layers import Model, Net
 from weft.graph.session import Session
 from weft.graph.variables import (
-    Placeholder,
     Variable,
     adopt,
     constant,
@@ -42,11 +42,14 @@ __all__ = [
     "Graph",
     "Model",
     "Net",
+    "Node",
     "Operation",
     "Placeholder",
+    "RegisterGradient",
     "Session",
     "Variable",
     "adopt",
+    "apply",
     "constant",
     "current",
     "default_graph",

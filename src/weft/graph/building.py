@@ -92,6 +92,8 @@ class Graph:
         self._controls: tuple[Operation, ...] = ()
         self._cells = 0
         self._next: tuple[str, str, wf.staging.Cell | None] | None = None
+        self.bound_nodes: dict[Any, dict[Any, Any]] = {}
+        """What nodes of the class style became, by the types that were fed; see classes.py."""
 
     def __enter__(self) -> Self:
         self.builder.__enter__()

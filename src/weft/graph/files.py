@@ -19,7 +19,7 @@ from typing import Any
 import weft as wf
 from weft.graph.building import FILES, IMPORTER, Graph, Operation
 from weft.graph.session import Session
-from weft.graph.variables import Placeholder
+from weft.graph.variables import FedTensor
 
 Atom = wf.ir.Variable | wf.ir.Literal
 VERSION = 1
@@ -212,9 +212,9 @@ def _variables(atoms: Sequence[Atom]) -> list[wf.ir.Variable]:
     return variables
 
 
-def place_input(graph: Graph, name: str, kind: wf.TensorType) -> Placeholder:
+def place_input(graph: Graph, name: str, kind: wf.TensorType) -> FedTensor:
     """A placeholder of a type whose sizes have names already."""
-    placeholder = Placeholder()
+    placeholder = FedTensor()
     operation = graph.add("placeholder", name)
     graph.builder.placeholder(placeholder, kind)
     placeholder.name = operation.name

@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import weft as wf
 from weft.graph.building import Graph, entered_graph
+from weft.graph.classes import bind_nodes
 from weft.graph.feeding import check_sizes, read_feed
 from weft.graph.plans import Fetched, Plan, initial_values, make_plan, next_key, read_fetch
 
@@ -79,9 +80,10 @@ class Session:
         if feed_dict is not None and not isinstance(feed_dict, Mapping):
             raise _not_fed(feed_dict)
         leaves, structure = wf.tree.flatten(fetches)
+        leaves, feed_dict = bind_nodes(self.graph, leaves, feed_dict or {})
         with wf.staging.suspended():
             self.graph.builder.settle_if_entered()
-            feeds = self._read_feeds(feed_dict or {})
+            feeds = self._read_feeds(feed_dict)
             fetched = [read_fetch(self.graph, leaf) for leaf in leaves]
             plan = self._plan(fetched, feeds)
             values = iter(self._execute(plan, feeds))

@@ -21,21 +21,36 @@ from weft.graph.building import Graph, Operation, current, entered_graph
 from weft.graph.names import checked_name
 
 __all__ = [
-    "Placeholder", "Variable", "constant", "global_variables", "global_variables_initializer",
+    "FedTensor", "Variable", "constant", "global_variables", "global_variables_initializer",
     "group", "identity", "name_scope", "placeholder", "trainable_variables",
 ]  # fmt: skip
 
 
-class Placeholder(wf.Tensor):
-    """A tensor whose value is given to each run."""
+class FedTensor(wf.Tensor):
+    """A placeholder of a known type: a tensor whose value is given to each run."""
 
     __slots__ = ("declared", "name")
     name: str
     declared: tuple[Any, ...]
 
 
-def placeholder(dtype: Any, shape: Any = (), name: str = "placeholder") -> Placeholder:
+def _deferring(name: str) -> Any:
+    """An operator of tensors that leaves nodes of the class style to the node's own operator."""
+    inherited = getattr(wf.Tensor, name)
+
+    def method(self: wf.Tensor, *given: Any, **options: Any) -> Any:
+        operands = given[1] if name == "__array_function__" else given  # there, their types
+        if any(hasattr(each, "minimized_by") for each in operands):
+            return NotImplemented
+        return inherited(self, *given, **options)
+
+    return method
+
+
+def placeholder(dtype: Any, shape: Any = (), name: str = "placeholder") -> FedTensor:
     """A tensor that `session.run` is fed: `feed_dict={x: value}`. None is a size of any number.
+
+    `wf.graph.Placeholder()` has no type until its first run.
 
     >>> import weft as wf
     >>> with wf.Graph():
@@ -44,7 +59,7 @@ def placeholder(dtype: Any, shape: Any = (), name: str = "placeholder") -> Place
     """
     given = _sizes(shape)
     graph = current()
-    new_placeholder = Placeholder()
+    new_placeholder = FedTensor()
     controls, graph._controls = graph._controls, ()
     operation = graph.add("placeholder", checked_name("placeholder", name))
     graph._controls = controls
@@ -277,3 +292,8 @@ def _shape_error(op: str, name: str, variable: wf.Tensor, value: wf.Tensor) -> w
         got={"value": value},
         fix=f"reshape it first: v.{op}(value.reshape({tuple(variable.shape)}))",
     )
+
+
+for _name in ("add", "sub", "mul", "truediv", "matmul", "array_ufunc", "array_function"):
+    for _kind in (Variable, FedTensor):
+        setattr(_kind, f"__{_name}__", _deferring(f"__{_name}__"))

@@ -29,15 +29,21 @@ class LlamaAttention(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         self.heads, self.kv_heads = config.heads, config.kv_heads
         width, head, bias = config.width, config.head_width, config.attention_bias
-        self.q_proj = nn.Linear(width, config.heads * head, bias)
-        self.k_proj = nn.Linear(width, config.kv_heads * head, bias)
-        self.v_proj = nn.Linear(width, config.kv_heads * head, bias)
+        into = bias or config.input_bias
+        self.q_proj = nn.Linear(width, config.heads * head, into)
+        self.k_proj = nn.Linear(width, config.kv_heads * head, into)
+        self.v_proj = nn.Linear(width, config.kv_heads * head, into)
         self.o_proj = nn.Linear(config.heads * head, width, bias)
+        self.q_norm = nn.RMSNorm(head, config.epsilon) if config.head_norm else None
+        self.k_norm = nn.RMSNorm(head, config.epsilon) if config.head_norm else None
 
     def forward(self, x: wf.Tensor, angles: Any, cache: nn.KeyValueCache | None) -> Any:
         """x [batch, time, width], angles two of [time, head / 2]."""
-        q = F.apply_rotary(split_heads(self.q_proj(x), self.heads), *angles)
-        k = F.apply_rotary(split_heads(self.k_proj(x), self.kv_heads), *angles)
+        q = split_heads(self.q_proj(x), self.heads)
+        k = split_heads(self.k_proj(x), self.kv_heads)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = F.apply_rotary(q, *angles), F.apply_rotary(k, *angles)
         v = split_heads(self.v_proj(x), self.kv_heads)
         out, cache = attend(q, k, v, cache)
         return self.o_proj(out), cache

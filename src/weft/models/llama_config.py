@@ -41,6 +41,10 @@ class LlamaConfig:
     attention_bias: bool = False
     mlp_bias: bool = False
     tied: bool = False
+    input_bias: bool = False
+    """Whether queries, keys and values have a bias where the output has none, as in Qwen 2."""
+    head_norm: bool = False
+    """Whether each head of queries and keys is normalised, as in Qwen 3."""
 
     @property
     def head_width(self) -> int:
@@ -55,7 +59,7 @@ class LlamaConfig:
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
-        """The sizes in a Hugging Face `config.json` of model_type llama or mistral.
+        """The sizes in a Hugging Face `config.json` of model_type llama, mistral, qwen2 or qwen3.
 
         >>> sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24,
         ...          "num_hidden_layers": 1, "num_attention_heads": 4}
@@ -64,7 +68,9 @@ class LlamaConfig:
         """
         context = size_of(config, "max_position_embeddings", 2048)
         refuse_unless(config, "hidden_act", ("silu", None))
-        refuse_unless(config, "sliding_window", (None, *range(context, context + 1)))
+        kind = config.get("model_type")
+        if config.get("use_sliding_window", kind not in ("qwen2", "qwen3")):
+            refuse_unless(config, "sliding_window", (None, *range(context, context + 1)))
         heads, width = size_of(config, "num_attention_heads"), size_of(config, "hidden_size")
         given = {name: value for name, value in config.items() if value is not None}
         shared = size_of(given, "num_key_value_heads", heads)
@@ -86,6 +92,8 @@ class LlamaConfig:
             attention_bias=config.get("attention_bias", False),
             mlp_bias=config.get("mlp_bias", False),
             tied=config.get("tie_word_embeddings", False),
+            input_bias=kind == "qwen2",
+            head_norm=kind == "qwen3",
         )
 
 

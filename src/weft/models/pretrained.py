@@ -16,26 +16,44 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import weft as wf
 from weft import nn
 from weft.data.tokenizers import Tokenizer
-from weft.files import is_plain_name, read_json
 from weft.models.bert import BERT, BERTConfig
+from weft.models.checkpoints import IGNORED, KeyReport
+from weft.models.clip import CLIP, CLIPConfig
 from weft.models.configuration import field_of, refuse_larger
 from weft.models.gpt import GPT2
 from weft.models.gpt_config import GPTConfig
 from weft.models.llama import Llama
 from weft.models.llama_config import LlamaConfig
 from weft.models.tokenization import read_tokenizer
+from weft.models.vit import ViT, ViTConfig
+from weft.models.weight_files import read_object, read_weights
+from weft.models.whisper import Whisper, WhisperConfig
 
 
-class Pretrained(NamedTuple):
-    """A network with its weights, and its tokenizer where the folder holds one."""
-
+class _Pair(NamedTuple):
     net: Any
     tokenizer: Tokenizer | None
+
+
+class Pretrained(_Pair):
+    """A network with its weights, and its tokenizer where the folder holds one.
+
+    `report` says of every name in the files what became of it.
+    """
+
+    report: KeyReport
+
+    @classmethod
+    def with_report(cls, net: Any, tokenizer: Tokenizer | None, report: KeyReport) -> Self:
+        """A pair with the report beside it, so that it unpacks into two."""
+        pair = cls(net, tokenizer)
+        pair.report = report
+        return pair
 
 
 @dataclass(frozen=True)
@@ -67,12 +85,37 @@ def _bert(config: Mapping[str, Any], state: Mapping[str, Any]) -> nn.Module:
     return BERT(replace(sizes, pooler="pooler.dense.weight" in state))
 
 
+def _vit(config: Mapping[str, Any], state: Mapping[str, Any]) -> nn.Module:
+    sizes = ViTConfig.from_json(config)
+    refuse_larger(sizes, state)
+    head = state.get("classifier.weight")
+    labels = 0 if head is None else int(head.shape[0])
+    return ViT(replace(sizes, labels=labels, pooler="pooler.dense.weight" in state))
+
+
+def _clip(config: Mapping[str, Any], state: Mapping[str, Any]) -> nn.Module:
+    sizes = CLIPConfig.from_json(config)
+    refuse_larger(sizes, state)
+    return CLIP(sizes)
+
+
+def _whisper(config: Mapping[str, Any], state: Mapping[str, Any]) -> nn.Module:
+    sizes = WhisperConfig.from_json(config)
+    refuse_larger(sizes, state)
+    return Whisper(sizes)
+
+
 _LLAMA = Family(_llama, ignored=r".*rotary_emb\.inv_freq")
 FAMILIES = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
     "gpt2": Family(_gpt2, "transformer.", r"h\.\d+\.attn\.(masked_)?bias"),
     "bert": Family(_bert, "bert.", r"embeddings\.position_ids|cls\..*|classifier\..*"),
+    "vit": Family(_vit, "vit."),
+    "clip": Family(_clip, ignored=r".*\.embeddings\.position_ids"),
+    "whisper": Family(_whisper, ignored=r"proj_out\.weight"),
 }
 """The families that can be loaded, by the `model_type` of their `config.json`."""
 
@@ -84,7 +127,7 @@ def load_pretrained(folder: str | PathLike[str], dtype: Any = None) -> Pretraine
     errors that list them.
     """
     place = Path(folder)
-    config = _read_json(place / "config.json")
+    config = read_object(place / "config.json")
     kind = field_of(config, "model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise wf.UnsupportedError(
@@ -94,7 +137,8 @@ def load_pretrained(folder: str | PathLike[str], dtype: Any = None) -> Pretraine
             got={"folder": str(folder)},
             fix="build the network yourself, and net.load_state_dict(wf.load(path))",
         )
-    state = rename_entries(kind, read_weights(place))
+    file = read_weights(place)
+    state = rename_entries(kind, file)
     net = FAMILIES[kind].build(config, state)
     if dtype is not None:
         net.to(dtype)
@@ -102,35 +146,19 @@ def load_pretrained(folder: str | PathLike[str], dtype: Any = None) -> Pretraine
         state.pop("lm_head.weight", None)  # tied: the table of tokens, written twice
     net.load_state_dict(state)
     named = place / "tokenizer.json"
-    return Pretrained(net.eval(), read_tokenizer(named) if named.exists() else None)
+    tokenizer = read_tokenizer(named) if named.exists() else None
+    return Pretrained.with_report(net.eval(), tokenizer, _report(kind, file, state, net))
 
 
-def read_weights(folder: str | PathLike[str]) -> dict[str, wf.Tensor]:
-    """All tensors of a folder by name: `model.safetensors`, or the parts that an index names."""
-    place = Path(folder)
-    index = place / "model.safetensors.index.json"
-    if not index.exists():
-        return _tensors(place / "model.safetensors")
-    parts = field_of(_read_json(index), "weight_map")
-    if not isinstance(parts, dict) or not all(isinstance(name, str) for name in parts.values()):
-        raise _unreadable_file(
-            index, "its weight_map is not the names of files by the names of tensors"
-        )
-    tensors: dict[str, wf.Tensor] = {}
-    for name in sorted(set(parts.values())):
-        if not is_plain_name(name):
-            raise _unreadable_file(index, f"a part lies outside the folder: {name}")
-        tensors |= _tensors(place / name)
-    if lost := sorted(set(parts) - set(tensors)):
-        raise _unreadable_file(index, f"no part holds {', '.join(lost[:4])}")
-    return tensors
-
-
-def _tensors(path: Path) -> dict[str, wf.Tensor]:
-    tensors = wf.load(path)
-    if not isinstance(tensors, dict) or not all(isinstance(x, wf.Tensor) for x in tensors.values()):
-        raise _unreadable_file(path, "it does not hold tensors by name")
-    return tensors
+def _report(
+    kind: str, file: Mapping[str, Any], state: Mapping[str, Any], net: nn.Module
+) -> KeyReport:
+    """What became of every name of the files, all of which fitted."""
+    prefix = FAMILIES[kind].prefix
+    used = {name: short for name in file if (short := name.removeprefix(prefix)) in state}
+    unused = {name: IGNORED for name in file if name not in used}
+    left = tuple(name for name in net.state_dict() if name not in state)
+    return KeyReport(used, unused, (), tied=left)
 
 
 def rename_entries(kind: str, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,23 +166,3 @@ def rename_entries(kind: str, state: Mapping[str, Any]) -> dict[str, Any]:
     family = FAMILIES[kind]
     short = {name.removeprefix(family.prefix): value for name, value in state.items()}
     return {name: v for name, v in short.items() if not re.fullmatch(family.ignored, name)}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = read_json("load_pretrained", path)
-    except (OSError, wf.ArgumentError) as error:
-        raise _unreadable_file(path, getattr(error, "problem", str(error))) from error
-    if not isinstance(content, dict):
-        raise _unreadable_file(path, "it is no JSON object")
-    return content
-
-
-def _unreadable_file(path: Path, reason: str) -> wf.ArgumentError:
-    return wf.ArgumentError(
-        "load_pretrained",
-        f"{path.name} cannot be read: {reason}",
-        expected="a folder with config.json and model.safetensors, as Hugging Face writes them",
-        got={"path": str(path)},
-        fix="copy the whole folder of the model",
-    )

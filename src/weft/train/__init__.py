@@ -48,16 +48,17 @@ from weft.train.searching import (
     optuna_search,
     random_search,
 )
+from weft.train.strategies import LocalStrategy
 from weft.train.trainer import Trainer
 
 __all__ = [
     "AUC", "F1", "MAE", "MSE", "R2", "Accuracy", "BestCheckpoint", "CSVLogger", "Callback",
     "Checkpoint", "CheckpointError", "CheckpointFolder", "ConfusionMatrix", "EarlyStopping",
     "EventWriter", "Histograms", "History", "JSONLogger", "LambdaCallback", "LearningRateLogger",
-    "Mean", "Metric", "Perplexity", "PipelineStrategy", "Precision", "Progress", "Recall", "RunLog",
-    "ScheduleCallback", "StopOnNan", "TensorBoard", "TopK", "Trainer", "Trial", "as_metrics",
-    "cross_validate", "find_lr", "halving_search", "optuna_search", "plot", "random_search",
-    "register_metric",
+    "LocalStrategy", "Mean", "Metric", "Perplexity", "PipelineStrategy", "Precision", "Progress",
+    "Recall", "RunLog", "ScheduleCallback", "StopOnNan", "TensorBoard", "TopK", "Trainer", "Trial",
+    "as_metrics", "cross_validate", "find_lr", "halving_search", "optuna_search", "plot",
+    "random_search", "register_metric",
 ]  # fmt: skip
 
 _explain_all(globals(), __all__)

@@ -14,13 +14,13 @@ PTXAS = shutil.which("ptxas")
 needs_ptxas = pytest.mark.skipif(PTXAS is None, reason="ptxas is not installed")
 
 
-def spilled_bytes(text: str) -> int:
-    """Assemble a module for Hopper; how many bytes of registers went to memory."""
+def spilled_bytes(text: str, processor: str = "sm_90a") -> int:
+    """Assemble a module, for Hopper if not said; how many bytes of registers went to memory."""
     assert PTXAS is not None
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "kernel.ptx")
         source.write_text(text)
-        command = [PTXAS, "-arch=sm_90a", "-v", str(source), "-o", str(Path(folder, "out"))]
+        command = [PTXAS, f"-arch={processor}", "-v", str(source), "-o", str(Path(folder, "out"))]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     # C7510 and its kin: products that ptxas had to put one behind the other.

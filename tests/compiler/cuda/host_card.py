@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from tests.compiler.cuda.epilogues_by_numpy import beside_product, run_epilogue
 from tests.compiler.cuda.fake_driver import FakeLibrary
+from tests.compiler.cuda.window_copies import WindowTable, product_shapes, window_product
 
 import weft as wf
 from weft.compiler.graph_passes.cross_entropy import softmax_gradient
@@ -32,6 +33,8 @@ from weft.compiler.targets.cuda import (
 from weft.compiler.targets.cuda.attention import binding as attention
 from weft.compiler.targets.cuda.attention.backward import tile_queries
 from weft.compiler.targets.cuda.attention.description import AttentionKernel
+from weft.compiler.targets.cuda.convolution import binding as convolution
+from weft.compiler.targets.cuda.convolution.implicit import ConvolutionKernel
 from weft.compiler.targets.cuda.cross_entropy import CrossEntropyKernel
 from weft.compiler.targets.cuda.products import binding as products
 from weft.compiler.targets.cuda.products.description import (
@@ -42,7 +45,7 @@ from weft.compiler.targets.cuda.products.description import (
     Vector,
     dtype_bytes,
 )
-from weft.compiler.targets.cuda.ptx_writer import Pointer, TensorMap
+from weft.compiler.targets.cuda.ptx_writer import Pointer, TensorMap, WindowMap
 from weft.compiler.targets.cuda.scatter_rows import ScatterKernel
 from weft.core.arrays import remove_device
 from weft.core.devices import DEVICES
@@ -77,6 +80,8 @@ class HostCard(FakeLibrary):
         self.order = Random(3)
         self.launched = 0
         self.text = b""
+        self.windows: list[WindowTable] = []
+        """Maps of windows, in the order in which they were encoded."""
         self.gradients_of_queries = np.zeros(0)
         """What the pass back leaves for the kernel after it."""
 
@@ -209,6 +214,28 @@ class HostCard(FakeLibrary):
         words = [address, rank, *ctypes.cast(sizes, numbers)[:rank], *steps]
         ctypes.memmove(place, struct.pack(f"<{len(words)}Q", *words), 8 * len(words))
 
+    def do_cuTensorMapEncodeIm2col(
+        self, place: int, kind: int, rank: int, address: int, sizes: Any, strides: Any,
+        lower: Any, upper: Any, channels: int, places: int, steps: Any, *rest: Any,
+    ) -> None:  # fmt: skip
+        long, short = ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_int)
+        dims, bytes_apart = ctypes.cast(sizes, long)[:rank], ctypes.cast(strides, long)[: rank - 1]
+        first, last = (ctypes.cast(each, short)[: rank - 2] for each in (lower, upper))
+        moves = ctypes.cast(steps, short)[:rank]
+        assert all(stride % 16 == 0 for stride in bytes_apart)
+        assert address % 16 == 0
+        assert channels * 2 == 128
+        assert places <= 1024
+        half = 1 << (16 // (rank - 2) - 1)
+        assert all(-half <= corner < half for corner in (*first, *last))
+        assert all(1 <= step <= 8 for step in moves)
+        counts = tuple(stride // 2 for stride in bytes_apart)
+        words = address, len(self.windows)
+        self.windows.append(
+            WindowTable(tuple(dims), tuple(first), tuple(last), tuple(moves), counts)
+        )
+        ctypes.memmove(place, struct.pack("<2Q", *words), 16)
+
     def _written_launch(self, kernel: Any, table: Any) -> Callable[[], None]:
         addresses, words = dict[str, int](), dict[str, int]()
         for place, parameter in enumerate(kernel.parameters):
@@ -227,6 +254,14 @@ class HostCard(FakeLibrary):
                 if isinstance(parameter, TensorMap)
             }
             return lambda: self._attend(kernel, addresses, words, layouts)
+        if isinstance(kernel, ConvolutionKernel):
+            [map_place] = [
+                table[place]
+                for place, parameter in enumerate(kernel.parameters)
+                if isinstance(parameter, WindowMap)
+            ]
+            windows = self.windows[ctypes.c_uint64.from_address(map_place + 8).value]
+            return lambda: run_convolution(self, kernel, addresses, words, windows)
         return self._product_launch(kernel, addresses, words)
 
     def _attend(
@@ -295,6 +330,8 @@ class HostCard(FakeLibrary):
             self.launched += 1
             a = array("a", spec.dtype, batch, *((k, m) if spec.transpose_a else (m, k)))
             b = array("b", spec.dtype, batch, *((n, k) if spec.transpose_b else (k, n)))
+            if spec.dtype == "tfloat32" and not kernel.plan.plain:
+                a, b = round_to_eleven_bits(a), round_to_eleven_bits(b)
             a = np.swapaxes(a, 1, 2) if spec.transpose_a else a
             b = np.swapaxes(b, 1, 2) if spec.transpose_b else b
             stored = run_epilogue(spec, a.astype(np.float32) @ b.astype(np.float32), operand)
@@ -348,6 +385,12 @@ class HostCard(FakeLibrary):
     def do_cuGraphLaunch(self, graph: int, stream: int) -> None:
         for action in self.graphs[graph]:
             action()
+
+
+def round_to_eleven_bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """float32 as tensor cores read it: tfloat32."""
+    bits = array.view(np.uint32).astype(np.uint64) + (1 << 12)
+    return (bits & 0xFFFFE000).astype(np.uint32).view(np.float32)
 
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
@@ -466,6 +509,32 @@ def run_pass_over_keys(
     array("dv", kind, batch, shared, keys, head)[:] = found[2]
 
 
+def run_convolution(
+    card: HostCard,
+    kernel: ConvolutionKernel,
+    addresses: dict[str, int],
+    words: dict[str, int],
+    table: WindowTable,
+) -> None:
+    """What a kernel that reads windows computes, in float32, by the map it was given."""
+    card.launched += 1
+    spec = kernel.spec
+    shapes = product_shapes(kernel.geometry, spec, words, table)
+    arrays = {}
+    for name, shape in shapes.items():
+        kind = as_dtype(spec.output if name == "out" else spec.dtype).numpy
+        memory = card.memory_at(addresses[name])
+        if shape == table.sizes[::-1]:
+            memory = memory[: len(memory) // kind.itemsize * kind.itemsize]
+            arrays[name] = table.view(memory.view(kind))
+            continue
+        size = int(np.prod(shape)) * kind.itemsize
+        arrays[name] = memory[:size].view(kind).reshape(shape)
+    wide = [arrays[name].astype(np.float32) for name in ("a", "b")]
+    arrays["out"][:] = window_product(kernel.geometry, spec, words, table, *wide)
+    card.check_fences()
+
+
 _installed: list[tuple[HostCard, driver.Driver]] = []
 """The one card of this process: programs that were compiled for it stay valid."""
 
@@ -493,7 +562,7 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
         card.written[kernel.text.encode() + b"\0"] = kernel
         return load(binding, launch, kernel, *given, **named)
 
-    for module in (products, attention, scatter_rows, cross_entropy):
+    for module in (products, convolution, attention, scatter_rows, cross_entropy):
         monkeypatch.setattr(module, "written_kernel_run", run)
     card.calls.clear()
     try:

@@ -86,3 +86,15 @@ def test_sizes_at_run_time(kernel: Kernel) -> None:
 def test_running_sums_down_columns_wait_for_each_step() -> None:
     kernel = one_kernel(lambda x: wf.cumsum(x, axis=0), (5, 100))
     check(kernel, drawn(500, 500))
+
+
+def test_a_thread_takes_several_rows_where_these_share_what_they_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(schedules, "ROW_THREADS", 1)
+    kinds = [wf.spec("float32", shape) for shape in ((3, 12, 16), (16,), (3, 1, 16))]
+    (lowered,) = program_of(lambda x, a, b: ((x - a) * b, x * a), kinds).lowered
+    plan = schedule(lowered.kernel)
+    assert [int(loop.extent.detail) for loop in plan.grid] == [3, 3, 16]
+    assert len(plan.body) == 4 * 4
+    check(lowered.kernel, drawn(576, 576, 576, 16, 48))

@@ -11,13 +11,14 @@ from tests.compiler.cuda.sample_kernels import program_of
 
 import weft as wf
 from weft.compiler.targets.cuda.emit import emit_device_module
+from weft.compiler.targets.cuda.merging import merge_accumulations
 from weft.compiler.targets.cuda.schedule import Schedule, schedule
 from weft.compiler.targets.cuda.splitting import split_kernel
 from weft.core.dtypes import INDEX, float32
 from weft.ir.loop_reference import run_reference
 from weft.ir.loop_verify import verify_kernel
-from weft.ir.loops import For, Kernel, Store, evaluate
-from weft.ir.scalars import Buffer, const, index
+from weft.ir.loops import Accumulate, For, Kernel, Let, Store, Update, evaluate
+from weft.ir.scalars import Buffer, const, index, local
 
 
 def scheduled(function: Any, *types: Any) -> Schedule:
@@ -123,3 +124,21 @@ def test_a_long_sum_in_two_kernels_is_the_sum(count: int) -> None:
 def test_kernels_without_long_sums_stay_whole() -> None:
     for kernel in (shared.softmax(), shared.column_sums(), shared.moments()):
         assert split_kernel(kernel).kernels == (kernel,)
+
+
+def test_accumulations_that_need_each_other_stay_apart() -> None:
+    x, y, k = Buffer("x", float32), Buffer("y", float32, "both"), index("k")
+    top, total, other = (local(name, float32) for name in ("top", "total", "other"))
+    place, extent = const(0, INDEX), const(8, INDEX)
+    first = Accumulate(k, extent, (Update(top, "maximum", x[k]),))
+    needs_top = Accumulate(k, extent, (Update(total, "add", x[k] - top),))
+    reads_store = Accumulate(k, extent, (Update(other, "add", x[k] * y[place]),))
+    shorter = Accumulate(k, const(7, INDEX), (Update(other, "add", x[k]),))
+    for body in (
+        (first, needs_top),
+        (first, Let(other, top * 2), Accumulate(k, extent, (Update(total, "add", x[k] * other),))),
+        (first, Store(y, place, top), reads_store),
+        (first, shorter),
+    ):
+        kernel = Kernel("rows", (x, y), (), body)
+        assert merge_accumulations(kernel) == kernel

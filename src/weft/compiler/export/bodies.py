@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 from weft.compiler.export.layout import Blob, Layout
 from weft.compiler.export.program import ExportedProgram
-from weft.compiler.export.sections import Needs, Section, Writer
-from weft.compiler.plan.launch import Value
+from weft.compiler.export.sections import Section
+from weft.compiler.export.sizes import SizeRange
+from weft.compiler.export.writers import Needs, Writer
+from weft.compiler.plan.launch import Launch, Value
+from weft.core.shapes import is_static
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,9 @@ class Bodies:
     blob: Blob
     needs: Needs
 
-    def _section(self, out: Writer, at: Addresses, bound: Mapping[Value, str]) -> Section:
+    def _section(
+        self, out: Writer, at: Addresses, bound: Mapping[Value, str], sizes: SizeRange
+    ) -> Section:
         """What writes the program's own plan; weights are bound in it."""
         inputs = self.layout.plan.graph.inputs
         weights: dict[Value, str] = {
@@ -41,12 +46,38 @@ class Bodies:
             out.place(at.model, offset) for offset in (self.layout.arena, self.layout.scratch)
         )
         plan = self.layout.plan
-        return Section(out, self.needs, plan, {**weights, **bound}, memory, (scratch, 0), at.error)
+        values = {**weights, **bound}
+        return Section(out, self.needs, plan, values, memory, (scratch, 0), at.error, sizes)
+
+    def _check_sizes(self, out: Writer) -> None:
+        """Give a status where a size is not one that the program was made for."""
+        for name, most in self.layout.sizes.largest.items():
+            wrong = self.needs.message(f"{name} must be from 1 to {most}")
+            with out.when(out.test("uge", out.sub(out.size(name), 1), most)):
+                out.give(wrong)
 
     def prepare(self, out: Writer, at: Addresses) -> None:
         """What is made of weights alone, once for an instance."""
+        self._section(out, at, {}, self.layout.sizes).run(self._preparing_launches(of_sizes=False))
+
+    def _preparing_launches(self, of_sizes: bool) -> list[Launch]:
+        """The launches that need no inputs, whose values have sizes of the run, or known ones."""
         plan = self.layout.plan
-        self._section(out, at, {}).run(plan.launches[: plan.once])
+        return [
+            launch
+            for launch in plan.launches[: plan.once]
+            if of_sizes != self._is_of_known_sizes(launch)
+        ]
+
+    def _is_of_known_sizes(self, launch: Launch) -> bool:
+        """Whether a launch is the same for all choices of sizes."""
+        samples = self.layout.sizes.samples
+        return all(is_static(value.type.shape) for value in launch.values) and all(
+            part.numbers(at) == part.numbers(samples[0])
+            and part.extent(at) == part.extent(samples[0])
+            for part in launch.parts()
+            for at in samples[1:]
+        )
 
     def reset(self, out: Writer, at: Addresses) -> None:
         """The state as it is at first."""
@@ -60,6 +91,7 @@ class Bodies:
     def run(self, out: Writer, at: Addresses) -> None:
         """One run: inputs and state in, outputs and new state out."""
         program, layout, plan = self.program, self.layout, self.layout.plan
+        self._check_sizes(out)
         states = [out.place(at.model, offset) for offset in layout.states]
         bound: dict[Value, str] = {}
         for port in program.inputs:
@@ -67,12 +99,13 @@ class Bodies:
         for state, pointer in zip(program.states, states, strict=True):
             if state.read is not None:
                 bound[plan.graph.inputs[state.read]] = pointer
-        section = self._section(out, at, bound)
+        section = self._section(out, at, bound, layout.sizes)
         targets = {port.position: at.ports[port.name] for port in program.outputs}
         for state, pointer in zip(program.states, states, strict=True):
             new = layout.new_places.get(state.port.position)
             targets[state.port.position] = pointer if new is None else out.place(at.model, new)
         copied = section.bind_outputs([targets[n] for n in range(len(plan.graph.outputs))])
+        section.run(self._preparing_launches(of_sizes=True))
         section.run(plan.launches[plan.once :])
         section.copy_outputs(copied)
         for state, pointer in zip(program.states, states, strict=True):

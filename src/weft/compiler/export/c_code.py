@@ -24,8 +24,8 @@ from weft.compiler.export.c_kernels import (
     number_text,
 )
 from weft.compiler.export.layout import Blob, Layout
-from weft.compiler.export.program import ExportedProgram, Port
-from weft.compiler.export.sections import Needs, Operand
+from weft.compiler.export.program import ExportedProgram, Port, size_name
+from weft.compiler.export.writers import Needs, Operand
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.limits import Limits
 from weft.compiler.targets.plain.target import PlainTarget
@@ -181,7 +181,7 @@ class SourceWriter:
         self,
         function: str,
         buffers: Sequence[str],
-        numbers: Sequence[int],
+        numbers: Sequence[Operand],
         begin: Operand,
         end: Operand,
     ) -> None:
@@ -211,6 +211,14 @@ class SourceWriter:
     def integer(self, dtype: DType, pointer: str, place: Operand) -> str:
         """See `Writer`."""
         return f"(int64_t)((const {element_type(dtype)} *){pointer})[{place}]"
+
+    def size(self, name: str) -> str:
+        """See `Writer`."""
+        return size_name(name)
+
+    def look_up(self, table: Sequence[int], place: Operand) -> str:
+        """See `Writer`."""
+        return f"{self.needs.table(table)}[{place}]"
 
     def copy(self, target: str, source: str, count: Operand) -> None:
         """See `Writer`."""
@@ -324,6 +332,10 @@ def source_file(
         constants="\n".join(
             _array(each, np.asarray(literal.value))
             for each, literal in dict(needs.constants.values()).items()
+        )
+        + "".join(
+            f"\nstatic const int64_t {table}[] = {{{', '.join(map(str, numbers))}}};"
+            for numbers, table in needs.tables.items()
         ),
         helpers="".join(f"{helper_text(each, DTYPES)}\n\n" for each in sorted(helpers)),
         kernels="".join(f"{each}\n\n" for each in kernels),

@@ -22,8 +22,11 @@ from weft.compiler.export.linking import (
 from weft.compiler.export.machines import Platform
 from weft.compiler.export.microcontroller import board_command, write_board_files
 from weft.compiler.export.program import ExportedProgram, Port
+from weft.compiler.plan.launch import Sizes
 from weft.core.errors import MiscompiledError, UnsupportedError
 from weft.core.records import frozen
+from weft.core.shapes import substitute
+from weft.ir.sizes import resolve_graph
 from weft.ops.control import run as run_by_reference
 
 Array = np.ndarray[Any, Any]
@@ -50,20 +53,23 @@ class Check:
         return f"{self.runs} runs agree with Weft: {found}"
 
 
-def reference_runs(program: ExportedProgram, runs: int) -> list[Array]:
+def reference_runs(program: ExportedProgram, runs: int, sizes: Sizes | None = None) -> list[Array]:
     """The outputs of each run, one behind the other, and at last the state, by reference."""
+    sizes = program.sizes.largest if sizes is None else sizes
+    graph, examples = program.graph, program.examples_at(sizes)
+    if sizes:
+        graph = resolve_graph(graph, lambda dim: substitute(dim, dict(sizes)))
     states = [state.value for state in program.states]
     found: list[Array] = []
     for _ in range(runs):
         given: dict[int, Array] = {
-            port.position: value
-            for port, value in zip(program.inputs, program.examples, strict=True)
+            port.position: value for port, value in zip(program.inputs, examples, strict=True)
         }
         given |= {weight.port.position: weight.value for weight in program.weights}
         pairs = zip(program.states, states, strict=True)
         given |= {state.read: value for state, value in pairs if state.read is not None}
         with np.errstate(all="ignore"):
-            outputs = run_by_reference(program.graph, [given[n] for n in range(len(given))])
+            outputs = run_by_reference(graph, [given[n] for n in range(len(given))])
         found += [np.asarray(outputs[port.position]) for port in program.outputs]
         states = [np.asarray(outputs[state.port.position]) for state in program.states]
     return [*found, *states]
@@ -72,17 +78,38 @@ def reference_runs(program: ExportedProgram, runs: int) -> list[Array]:
 def check_program(
     about: Interface, platform: Platform, folder: Path, sources: Sequence[str]
 ) -> Check:
-    """Run an exported program, and compare it with the reference."""
+    """Run an exported program, and compare it with the reference, at some choices of sizes."""
+    differences: dict[str, float] = {}
+    for sizes in sizes_to_try(about.program):
+        found = _check_sizes(about, platform, folder, sources, sizes)
+        for name, apart in found.items():
+            differences[name] = max(apart, differences.get(name, 0.0))
+    return Check(RUNS, differences)
+
+
+def sizes_to_try(program: ExportedProgram) -> list[Sizes]:
+    """The largest sizes, the smallest, and some between."""
+    largest = program.sizes.largest
+    if not largest:
+        return [{}]
+    middle = {name: -(-most // 3) + place for place, (name, most) in enumerate(largest.items())}
+    between = {name: min(size, largest[name]) for name, size in middle.items()}
+    return [largest, dict.fromkeys(largest, 1), between]
+
+
+def _check_sizes(
+    about: Interface, platform: Platform, folder: Path, sources: Sequence[str], sizes: Sizes
+) -> dict[str, float]:
     program = about.program
     with tempfile.TemporaryDirectory() as place:
         given, written = Path(place, "inputs.bin"), Path(place, "outputs.bin")
-        given.write_bytes(b"".join(np.ascontiguousarray(x).tobytes() for x in program.examples))
-        files = [str(given), str(written), str(RUNS)]
+        given.write_bytes(b"".join(x.tobytes() for x in program.examples_at(sizes)))
+        files = [str(given), str(written), str(RUNS), *map(str, sizes.values())]
         if is_web(platform):
-            _run_on_the_web(about, folder, files)
+            _run_on_the_web(about, folder, files, sizes)
         else:
             _run_built(about, platform, folder, [folder / name for name in sources], files)
-        return _compare(program, written.read_bytes())
+        return _compare(program, written.read_bytes(), sizes)
 
 
 def _run_built(
@@ -101,18 +128,18 @@ def _run_built(
     run_program([*command, str(program), *files], folder)
 
 
-def _compare(program: ExportedProgram, data: bytes) -> Check:
+def _compare(program: ExportedProgram, data: bytes, sizes: Sizes) -> dict[str, float]:
     ports = [*program.outputs] * RUNS + [state.port for state in program.states]
     differences: dict[str, float] = {}
     at = 0
-    for port, wanted in zip(ports, reference_runs(program, RUNS), strict=True):
-        array = np.frombuffer(data[at : at + port.bytes], wanted.dtype).reshape(wanted.shape)
-        at += port.bytes
+    for port, wanted in zip(ports, reference_runs(program, RUNS, sizes), strict=True):
+        array = np.frombuffer(data[at : at + wanted.nbytes], wanted.dtype).reshape(wanted.shape)
+        at += wanted.nbytes
         found = _difference(array, wanted)
         if found > (TOLERANCE[wanted.dtype.itemsize] if port.type.dtype.is_floating else 0.0):
             raise _disagreement(port, found)
         differences[port.name] = max(found, differences.get(port.name, 0.0))
-    return Check(RUNS, differences)
+    return differences
 
 
 def _difference(found: Array, wanted: Array) -> float:
@@ -127,10 +154,10 @@ def _difference(found: Array, wanted: Array) -> float:
     return float(np.abs(a[kept] - b[kept]).max(initial=0.0)) / scale
 
 
-def _run_on_the_web(about: Interface, folder: Path, files: Sequence[str]) -> None:
+def _run_on_the_web(about: Interface, folder: Path, files: Sequence[str], sizes: Sizes) -> None:
     """Run a module for the web: by wasmtime where its wheel is there, else by node."""
     if find_spec("wasmtime") is not None:
-        run_by_wasmtime(about, folder, *files)
+        run_by_wasmtime(about, folder, files, sizes)
         return
     node = shutil.which("node")
     if node is None:
@@ -144,10 +171,11 @@ def _run_on_the_web(about: Interface, folder: Path, files: Sequence[str]) -> Non
     run_program([node, "main.mjs", *files], folder)
 
 
-def run_by_wasmtime(about: Interface, folder: Path, source: str, target: str, runs: str) -> None:
+def run_by_wasmtime(about: Interface, folder: Path, files: Sequence[str], sizes: Sizes) -> None:
     """What `main.mjs` does, by the wheel wasmtime."""
     import wasmtime
 
+    source, target, runs = files[:3]
     program, name = about.program, about.name
     store = wasmtime.Store()
     module = wasmtime.Module.from_file(store.engine, str(folder / f"{name}.wasm"))
@@ -176,18 +204,21 @@ def run_by_wasmtime(about: Interface, folder: Path, source: str, target: str, ru
         weights = [take(len(data))]
         memory.write(store, data, weights[0])
     instance = code[f"{name}_init"](store, take(code[f"{name}_memory"](store)), *weights)
+    lengths = {
+        port.name: math.prod(port.shape_at(sizes)) * port.type.dtype.itemsize for port in ports
+    }
     given = Path(source).read_bytes()
     written: list[bytes] = []
     for _ in range(int(runs)):
         at = 0
         for port, place in zip(program.inputs, places, strict=False):
-            memory.write(store, given[at : at + port.bytes], place)
-            at += port.bytes
-        status = code[f"{name}_run"](store, instance, *places)
+            memory.write(store, given[at : at + lengths[port.name]], place)
+            at += lengths[port.name]
+        status = code[f"{name}_run"](store, instance, *sizes.values(), *places)
         if status:
             raise RuntimeError(f"the run gave the status {status}")
         for port, place in zip(program.outputs, places[len(program.inputs) :], strict=True):
-            written.append(bytes(memory.read(store, place, place + port.bytes)))
+            written.append(bytes(memory.read(store, place, place + lengths[port.name])))
     for number, state in enumerate(program.states):
         place = code[f"{name}_state"](store, instance, number)
         written.append(bytes(memory.read(store, place, place + state.port.bytes)))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from string import Template
 
 from weft.compiler.export.c_kernels import element_type
-from weft.compiler.export.program import ExportedProgram, Port
+from weft.compiler.export.program import ExportedProgram, Port, size_name
 from weft.core.records import frozen
 
 _HEADER = Template("""\
@@ -30,7 +30,7 @@ typedef struct $name $name;
 
 #define ${upper}_MEMORY ${memory}u /* bytes of an instance */
 #define ${upper}_ALIGNMENT 64u /* what its address is a multiple of */
-$beside
+$most$beside
 /* The bytes of an instance: ${upper}_MEMORY. */
 size_t ${name}_memory(void);
 
@@ -39,7 +39,7 @@ $name *${name}_init(void *memory$more);
 $heap
 /* One run: 0, or a status. Inputs and outputs must not overlap. After an error the
  * outputs and the state are not to be used: call ${name}_reset.
-$ports */
+$sizes$ports */
 int ${name}_run($parameters);
 
 /* What a status says. */
@@ -52,7 +52,7 @@ ${numbers}void *${name}_state($name *model, int index);
 /* The state as it was at first. */
 void ${name}_reset($name *model);
 
-/* Names, dtypes, shapes and bytes of what goes in and out. */
+/* Names, dtypes, shapes and bytes of what goes in and out$varying. */
 typedef struct {
     const char *name, *dtype;
     int rank;
@@ -112,7 +112,7 @@ def port_line(port: Port) -> str:
     """What a comment says of a tensor."""
     plain = port.title.replace("*/", "* /").replace("\n", " ")  # a comment must not end here
     title = "" if port.title == port.name else f" ({plain})"
-    return f"{port.name}: {port.type.dtype.name}{list(map(int, port.type.shape))}{title}"
+    return f"{port.name}: {port.type.dtype.name}[{', '.join(map(str, port.type.shape))}]{title}"
 
 
 def header_text(about: Interface) -> str:
@@ -138,6 +138,17 @@ def header_text(about: Interface) -> str:
         more=f", {weights}" if weights else "",
         heap=heap if about.heap else "",
         ports="".join(lines),
+        most="".join(
+            f"#define {about.upper}_MOST_{name.upper()} {most} /* the largest {name} */\n"
+            for name, most in about.program.sizes.largest.items()
+        ),
+        sizes="".join(
+            f" *   size {name}: from 1 to {most}, of each run; any other gives a status\n"
+            for name, most in about.program.sizes.largest.items()
+        ),
+        varying="; -1: a size of the run, with bytes for the largest"
+        if about.program.sizes.largest
+        else "",
         parameters=run_parameters(about.name, about.program),
         states="".join(f" *   {n}  {port_line(port)}\n" for n, port in enumerate(states)),
         numbers="".join(
@@ -152,7 +163,8 @@ def run_parameters(name: str, program: ExportedProgram) -> str:
     """The parameters of a run."""
     inputs = [f"const {element_type(port.type.dtype)} *{port.name}" for port in program.inputs]
     outputs = [f"{element_type(port.type.dtype)} *{port.name}" for port in program.outputs]
-    return ", ".join([f"{name} *model", *inputs, *outputs])
+    sizes = [f"int64_t {size_name(each)}" for each in program.sizes.names]
+    return ", ".join([f"{name} *model", *sizes, *inputs, *outputs])
 
 
 def _tables(about: Interface, states: Sequence[Port]) -> Iterator[str]:
@@ -162,7 +174,8 @@ def _tables(about: Interface, states: Sequence[Port]) -> Iterator[str]:
         yield f"#define {about.upper}_{title.upper()} {len(ports)}\n"
         yield f"static const {about.name}_tensor {about.name}_{title}[] = {{\n"
         for port in ports:
-            shape = ", ".join(str(dim) for dim in port.type.shape) or "0"
+            dims = [str(dim) if isinstance(dim, int) else "-1" for dim in port.type.shape]
+            shape = ", ".join(dims) or "0"
             kind = f'"{port.type.dtype.name}", {port.type.ndim}, {{{shape}}}'
             yield f"    {{{json.dumps(port.title)}, {kind}, {port.bytes}}},\n"
         yield "    {0, 0, 0, {0}, 0}};\n"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.export.program import ExportedProgram, Port, State
-from weft.compiler.export.sections import NO_SIZES
+from weft.compiler.export.sizes import SizeRange
 from weft.compiler.export.threads import pool_bytes
 from weft.compiler.plan.in_place import replaceable_inputs
 from weft.compiler.plan.program_plan import ProgramPlan
@@ -39,6 +39,11 @@ class Layout:
     program: ExportedProgram
     plan: ProgramPlan
     threads: int = 1
+
+    @property
+    def sizes(self) -> SizeRange:
+        """The sizes that each run chooses."""
+        return self.program.sizes
 
     @property
     def _first(self) -> int:
@@ -85,7 +90,7 @@ class Layout:
     @cached_property
     def scratch(self) -> int:
         """Where scratch memory is."""
-        return self.arena + in_lines(self.plan.planner.at(NO_SIZES).peak)
+        return self.arena + in_lines(self.plan.planner.at(self.sizes.largest).peak)
 
 
 def _places(sizes: Sequence[int], start: int) -> list[int]:

@@ -6,11 +6,14 @@ from string import Template
 
 from weft.compiler.export.c_kernels import element_type
 from weft.compiler.export.header import Interface, port_line
+from weft.compiler.export.program import Port
+from weft.core.dimensions import Floor
+from weft.core.shapes import Dimension, size
 
 _MAIN = Template("""\
 /* Shows how $name.h is used. Without arguments it runs once, on zeros, and prints.
  *
- *     ./main inputs.bin outputs.bin [runs]
+ *     ./main inputs.bin outputs.bin [runs]$usage
  *
  * reads the inputs one behind the other from a file for each run, which begins again
  * at its end, and writes the outputs of each run, and at last the state.
@@ -19,12 +22,12 @@ _MAIN = Template("""\
 #include <stdlib.h>
 #include "$name.h"
 
-$arrays$memory
+$arrays$sizes$memory
 $weights$reading
 int main(int argc, char **argv)
 {
     int runs = argc > 3 ? atoi(argv[3]) : 1;
-    FILE *source = argc > 1 ? fopen(argv[1], "rb") : NULL;
+$chosen    FILE *source = argc > 1 ? fopen(argv[1], "rb") : NULL;
     FILE *target = argc > 2 ? fopen(argv[2], "wb") : NULL;
     $name *model = $create;
     if (!model || (argc > 1 && !source) || (argc > 2 && !target))
@@ -117,12 +120,14 @@ def main_text(about: Interface) -> str:
     words = {"name": about.name, "upper": about.upper}
     program, weights = about.program, "load_weights()" if about.weights_file else ""
     arrays = [
-        f"static {element_type(port.type.dtype)} {port.name}_data[{max(1, int(port.type.size))}];"
+        f"static {element_type(port.type.dtype)} {port.name}_data[{max(1, port.count)}];"
         f" /* {port_line(port)} */\n"
         for port in about.ports
     ]
+    names = program.sizes.names
     missing = [
-        f"fread({port.name}_data, 1, {port.bytes}, file) != {port.bytes}" for port in program.inputs
+        f"fread({port.name}_data, 1, {_bytes_text(port)}, file) != {_bytes_text(port)}"
+        for port in program.inputs
     ]
     if about.heap:
         create = f"{about.name}_create({weights})"
@@ -135,9 +140,23 @@ def main_text(about: Interface) -> str:
         weights=_WEIGHTS.substitute(words) if weights else "",
         reading=_READING.substitute(short=" || ".join(missing) or "0"),
         create=create,
-        given=", ".join(["model", *[f"{port.name}_data" for port in about.ports]]),
+        usage="".join(f" [{name}]" for name in names),
+        sizes="".join(
+            f"static size_t {name}_now = {about.upper}_MOST_{name.upper()};\n" for name in names
+        ),
+        chosen="".join(
+            f"    if (argc > {4 + n})\n        {name}_now = strtoull(argv[{4 + n}], NULL, 10);\n"
+            for n, name in enumerate(names)
+        ),
+        given=", ".join(
+            [
+                "model",
+                *[f"(int64_t){name}_now" for name in names],
+                *[f"{port.name}_data" for port in about.ports],
+            ]
+        ),
         writing="".join(
-            f"            fwrite({port.name}_data, 1, {port.bytes}, target);\n"
+            f"            fwrite({port.name}_data, 1, {_bytes_text(port)}, target);\n"
             for port in program.outputs
         ),
         printing="".join(
@@ -146,6 +165,30 @@ def main_text(about: Interface) -> str:
         ),
         end=f"    {about.name}_destroy(model);\n" if about.heap else "",
     )
+
+
+def _bytes_text(port: Port) -> str:
+    """The bytes of a tensor, as C computes them from the sizes of the run."""
+    if not port.largest:
+        return str(port.bytes)
+    return f"{port.type.dtype.itemsize} * {_dimension_text(size(port.type.shape))}"
+
+
+def _dimension_text(dim: Dimension) -> str:
+    """A size in C; quotients are of numbers that are not negative."""
+    if isinstance(dim, int):
+        return str(dim)
+    terms = [
+        " * ".join([f"({coefficient})", *[_atom_text(atom) for atom in monomial]])
+        for monomial, coefficient in dim.terms
+    ]
+    return f"({' + '.join(terms)})"
+
+
+def _atom_text(atom: str | Floor) -> str:
+    if isinstance(atom, str):
+        return f"{atom}_now"
+    return f"({_dimension_text(atom.numerator)} / {_dimension_text(atom.denominator)})"
 
 
 _SCRIPT = Template("""\
@@ -170,7 +213,7 @@ export async function load(bytes$more) {
 $shipping  const model = code.${name}_init(take(code.${name}_memory())$shipped);
   const buffer = code.memory.buffer;
   return {
-    run: () => code.${name}_run(model, ...places),
+    run: ($parameters) => code.${name}_run(model, $given...places),
     reset: () => code.${name}_reset(model),
     state: (index, size) => new Uint8Array(buffer, code.${name}_state(model, index), size),
 $views  };
@@ -218,11 +261,13 @@ def script_text(about: Interface) -> str:
     file = f', file("{about.weights_file}").subarray({about.weights_offset})'
     views = [
         f"    {port.name}: new {_VIEWS[port.type.dtype.name]}"
-        f"(buffer, places[{n}], {int(port.type.size)}), // {port_line(port)}\n"
+        f"(buffer, places[{n}], {port.count}), // {port_line(port)}\n"
         for n, port in enumerate(about.ports)
     ]
     return _SCRIPT.substitute(
         name=about.name,
+        parameters=", ".join(f"{name} = {most}" for name, most in program.sizes.largest.items()),
+        given="".join(f"BigInt({name}), " for name in program.sizes.names),
         more=", weights" if is_beside else "",
         sizes=", ".join(str(port.bytes) for port in about.ports),
         shipping="".join(shipping) if is_beside else "",

@@ -26,8 +26,8 @@ from weft.compiler.export.layout import (
     in_lines,
 )
 from weft.compiler.export.program import ExportedProgram
-from weft.compiler.export.sections import Needs, Operand
 from weft.compiler.export.threads import pool_bytes, pool_text
+from weft.compiler.export.writers import Needs, Operand
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cpu.cache.kernels import text_of
 from weft.compiler.targets.cpu.engine import emit_linked
@@ -89,6 +89,8 @@ class ObjectWriter(IRBuilder):
         self.symbol = f"@{name}"
         self.head = f"define {result} @{name}({', '.join(parameters)}) nounwind {{"
         self.needs = needs or GlobalNeeds()
+        self.longest = 1
+        """Of the tables of numbers that are written for the sizes of a call."""
         self.kinds |= {
             "%cell": "ptr",
             "%pool": "ptr",
@@ -106,6 +108,7 @@ class ObjectWriter(IRBuilder):
             "  store ptr %cell, ptr %pointers",
             "  %buffers = getelementptr ptr, ptr %pointers, i64 1",
             f"  %pool = getelementptr i8, ptr %model, i64 {POOL}",
+            f"  %table = alloca i64, i64 {self.longest}, align 16",
             "  store i32 0, ptr %error",
         ]
 
@@ -113,26 +116,49 @@ class ObjectWriter(IRBuilder):
         self,
         function: str,
         buffers: Sequence[str],
-        numbers: Sequence[int],
+        numbers: Sequence[Operand],
         begin: Operand,
         end: Operand,
     ) -> None:
         """See `Writer`."""
         for place, pointer in enumerate(buffers):
             self.store(pointer, self.at("ptr", "%buffers", place), "ptr")
-        given = f"ptr %buffers, ptr @{self.needs.table(numbers)}, i64 {begin}, i64 {end}"
+        given = f"ptr %buffers, ptr {self._table(numbers)}, i64 {begin}, i64 {end}"
         self.do(f'call void @"weft.{function}"({given})')
 
     def launch_parallel(
-        self, function: str, buffers: Sequence[str], numbers: Sequence[int], end: int, grain: int
+        self,
+        function: str,
+        buffers: Sequence[str],
+        numbers: Sequence[Operand],
+        end: Operand,
+        grain: int,
     ) -> None:
-        """See `Writer`."""
+        """See `ThreadedWriter`."""
         for place, pointer in enumerate(buffers):
             self.store(pointer, self.at("ptr", "%buffers", place), "ptr")
         self.do(
             f'call void @parallel(ptr %pool, ptr @"weft.{function}", ptr %buffers, '
-            f"i64 {len(buffers)}, ptr @{self.needs.table(numbers)}, i64 {end}, i64 {grain})"
+            f"i64 {len(buffers)}, ptr {self._table(numbers)}, i64 {end}, i64 {grain})"
         )
+
+    def _table(self, numbers: Sequence[Operand]) -> str:
+        """Where numbers are: a constant, or memory that is written for the sizes of the call."""
+        known = [number for number in numbers if isinstance(number, int)]
+        if len(known) == len(numbers):
+            return f"@{self.needs.table(known)}"
+        self.longest = max(self.longest, len(numbers))
+        for place, number in enumerate(numbers):
+            self.store(str(number), self.at("i64", "%table", place), "i64")
+        return "%table"
+
+    def size(self, name: str) -> str:
+        """See `Writer`."""
+        return f"%{_argument(name)}"
+
+    def look_up(self, table: Sequence[int], place: Operand) -> str:
+        """See `Writer`."""
+        return self.load("i64", self.at("i64", f"@{self.needs.table(table)}", place))
 
     def row_function(self, name: str) -> RowFunction:
         """See `Writer`."""
@@ -164,17 +190,14 @@ class RowFunction(ObjectWriter):
     """Writes a function in the convention of kernels; see `RowWriter`."""
 
     def __init__(self, name: str, needs: GlobalNeeds) -> None:
-        super().__init__(
-            name, ["ptr %given", "ptr %sizes", "i64 %begin", "i64 %end"], "void", needs
-        )
+        parameters = ["ptr %given", "ptr %sizes", "i64 %begin", "i64 %end"]
+        super().__init__(name, parameters, "void", needs)
         self.symbol = f'@"weft.{name}"'
-        self.head = f"define internal void {self.symbol}({', '.join(self.given_kinds)}) nounwind {{"
+        self.head = f"define internal void {self.symbol}({', '.join(parameters)}) nounwind {{"
         self.kinds["%own_scratch"] = "ptr"
         self.scratch = "%own_scratch"
 
-    given_kinds = ("ptr %given", "ptr %sizes", "i64 %begin", "i64 %end")
-
-    def given(self, place: int) -> str:
+    def given_buffer(self, place: int) -> str:
         """See `RowWriter`."""
         return self.load("ptr", self.at("ptr", "%given", place))
 
@@ -214,7 +237,8 @@ class _Functions:
         """`NAME_run(model, inputs, outputs)`: one run; 0, or the status of what went wrong."""
         program = self.bodies.program
         ports = [*program.inputs, *program.outputs]
-        given = ["ptr %model", *[f"ptr %{_argument(port.name)}" for port in ports]]
+        sizes = [f"i64 %{_argument(name)}" for name in self.layout.sizes.names]
+        given = ["ptr %model", *sizes, *[f"ptr %{_argument(port.name)}" for port in ports]]
         out = ObjectWriter(f"{self.name}_run", given, "i32", self.needs)
         self.bodies.run(out, self.addresses(out))
         out.give(0)

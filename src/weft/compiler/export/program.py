@@ -16,23 +16,33 @@ and the counter of random numbers. Each has a name that C takes.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
 
+from weft.compiler.export.sizes import (
+    NO_CHOICE,
+    SizeRange,
+    check_guards,
+    size_range,
+    symbols_of,
+)
 from weft.compiler.function.arguments import Call
 from weft.compiler.function.closures import closed_over
 from weft.compiler.function.jit import Jit
 from weft.compiler.function.recording import Output, Recording, Source
 from weft.compiler.function.value_names import Names
+from weft.compiler.plan.launch import Sizes, static_shape
 from weft.core import trees
 from weft.core.arrays import to_host
 from weft.core.errors import UnsupportedError
+from weft.core.guards import Guards
 from weft.core.records import frozen
-from weft.core.shapes import is_static
+from weft.core.shapes import Binding, Unifier
 from weft.core.types import TensorType
 from weft.ir.graph import Graph
 from weft.ir.tensor import Tensor, wrap
@@ -59,11 +69,22 @@ class Port:
     """What the user calls it."""
     type: TensorType
     position: int
+    largest: Sizes = field(default_factory=dict)
+    """The largest of each size that is a symbol."""
+
+    def shape_at(self, sizes: Sizes) -> tuple[int, ...]:
+        """Its shape for some sizes."""
+        return static_shape(self.type.shape, sizes)
+
+    @property
+    def count(self) -> int:
+        """How many elements it has for the largest sizes."""
+        return math.prod(self.shape_at(self.largest))
 
     @property
     def bytes(self) -> int:
-        """How many bytes it has."""
-        return int(self.type.size) * self.type.dtype.itemsize
+        """How many bytes it has for the largest sizes."""
+        return self.count * self.type.dtype.itemsize
 
 
 @frozen(eq=False)
@@ -94,7 +115,16 @@ class ExportedProgram:
     weights: tuple[Weight, ...]
     states: tuple[State, ...]
     examples: tuple[Array, ...]
-    """What the inputs were when the function was traced."""
+    """What the inputs were when the function was traced, of the largest sizes."""
+    sizes: SizeRange = NO_CHOICE
+    """The sizes that each run chooses."""
+
+    def examples_at(self, sizes: Sizes) -> list[Array]:
+        """What inputs of some sizes may be: the first elements of the examples."""
+        corners = [tuple(slice(size) for size in port.shape_at(sizes)) for port in self.inputs]
+        return [
+            np.array(x[corner], order="C") for x, corner in zip(self.examples, corners, strict=True)
+        ]
 
     @property
     def fixed_inputs(self) -> tuple[int, ...]:
@@ -103,22 +133,43 @@ class ExportedProgram:
 
 
 def exported_program(
-    f: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None = None
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None = None,
+    largest: Mapping[str, Any] | None = None,
 ) -> ExportedProgram:
-    """Trace a call, and say what becomes of its inputs and outputs."""
+    """Trace a call, and say what becomes of its inputs and outputs.
+
+    largest: how large each size may be that is a symbol in the arguments.
+    """
     jitted = f if isinstance(f, Jit) else Jit(f)
-    given, named = (trees.map_tree(_example, each) for each in (tuple(args), kwargs or {}))
-    call, recording, names = jitted.record(*given, **named)
-    return _Roles(jitted, call, recording, names).program()
+    leaves = [x for x in trees.leaves((tuple(args), kwargs or {})) if isinstance(x, TensorType)]
+    sizes = size_range(list(symbols_of([leaf.shape for leaf in leaves])), largest)
+    general: dict[int, TensorType] = {}
+    kept: list[Any] = []
+
+    def example(leaf: Any) -> Any:
+        if not isinstance(leaf, TensorType):
+            return leaf
+        tensor = _example(leaf, sizes)
+        general[id(tensor)] = leaf
+        kept.append(tensor)
+        return tensor
+
+    given, named = (trees.map_tree(example, each) for each in (tuple(args), kwargs or {}))
+    with Guards(sizes.largest) as guards, Unifier() as unifier:
+        call, recording, names = jitted.record_general(general, unifier, given, named)
+    fixed = [binding for binding in unifier.bindings.values() if binding.symbol in sizes.largest]
+    if fixed:
+        raise _fixed_size(fixed[0])
+    check_guards(list(guards.answers), sizes)
+    return _Roles(jitted, call, recording, names, sizes).program()
 
 
-def _example(leaf: Any) -> Any:
-    """A tensor of a type: random numbers, or zeros of integers; anything else is what it is."""
-    if not isinstance(leaf, TensorType):
-        return leaf
-    if not is_static(leaf.shape):
-        raise _unknown_size("an argument", leaf)
-    rng, shape, kind = np.random.default_rng(0), leaf.shape, leaf.dtype.numpy
+def _example(leaf: TensorType, sizes: SizeRange) -> Any:
+    """A tensor of a type: random numbers, or zeros of integers."""
+    rng, kind = np.random.default_rng(0), leaf.dtype.numpy
+    shape = static_shape(leaf.shape, sizes.largest)
     values = rng.normal(size=shape) if leaf.dtype.is_inexact else np.zeros(shape)
     return wrap(values.astype(kind))
 
@@ -126,10 +177,12 @@ def _example(leaf: Any) -> Any:
 class _Roles:
     """Says of each input and output of a recording what it is."""
 
-    def __init__(self, jitted: Jit, call: Call, recording: Recording, names: Names) -> None:
-        self.call, self.recording, self.names = call, recording, names
+    def __init__(
+        self, jitted: Jit, call: Call, recording: Recording, names: Names, sizes: SizeRange
+    ) -> None:
+        self.call, self.recording, self.names, self.sizes = call, recording, names, sizes
         self.outside = _outside_names(jitted)
-        self.taken: set[str] = set()
+        self.taken: set[str] = {size_name(name).lower() for name in sizes.names}
         given = trees.leaves((call.args, call.kwargs), trees.is_registered)
         self.passed = {id(leaf) for leaf in given if isinstance(leaf, Tensor)}
         self.written = [write.source for write in recording.writes if write.output is not None]
@@ -161,7 +214,13 @@ class _Roles:
             for n, state in enumerate(states)
         ]
         return ExportedProgram(
-            graph, tuple(inputs), tuple(outputs), tuple(weights), tuple(states), tuple(examples)
+            graph,
+            tuple(inputs),
+            tuple(outputs),
+            tuple(weights),
+            tuple(states),
+            tuple(examples),
+            self.sizes,
         )
 
     def _states(self) -> list[State]:
@@ -202,11 +261,11 @@ class _Roles:
         return known + (".grad" if source.gradient else "") if known else name
 
     def _port(self, title: str, kind: TensorType, position: int) -> Port:
-        if not is_static(kind.shape):
+        if set(symbols_of([kind.shape])) - self.sizes.largest.keys():
             raise _unknown_size(title, kind)
         if kind.dtype.is_complex:
             raise _complex_port(title, kind)
-        return Port(c_name(title, self.taken), title, kind, position)
+        return Port(c_name(title, self.taken), title, kind, position, self.sizes.largest)
 
     def _check_gradients(self) -> None:
         """Refuse a step that would add to gradients at its second call, and not at its first."""
@@ -274,6 +333,16 @@ def c_name(title: str, taken: Collection[str] | set[str]) -> str:
     return name
 
 
+def size_name(name: str) -> str:
+    """What a size is called in C: as the user does, unless C or what is written takes the name.
+
+    >>> size_name("batch"), size_name("N"), size_name("int"), size_name("n1")
+    ('batch', 'N', 'int_size', 'n1_size')
+    """
+    is_taken = name.lower() in KEYWORDS or re.fullmatch(r"[inp]?\d.*", name)
+    return f"{name}_size" if is_taken else name
+
+
 def _changing_state(title: str, value: Array, kind: TensorType) -> UnsupportedError:
     return UnsupportedError(
         "export",
@@ -291,6 +360,17 @@ def _unknown_size(title: str, kind: TensorType) -> UnsupportedError:
         expected="arguments whose sizes are numbers",
         got={title: kind},
         fix="export the function once for each size that is wanted",
+    )
+
+
+def _fixed_size(binding: Binding) -> UnsupportedError:
+    return UnsupportedError(
+        "export",
+        f"the function fixes the size {binding.symbol}: {binding.symbol} = {binding.value}",
+        expected="a function for all sizes from 1 to the largest",
+        got={binding.symbol: binding.value},
+        fix="give that size as a number, or let what it meets have the same symbol",
+        at=binding.at,
     )
 
 

@@ -7,182 +7,22 @@ place in the memory of its plan.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Protocol, cast
-
-import numpy as np
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 from weft.compiler.export.scratch import scratch_bytes
+from weft.compiler.export.sizes import SizeRange, check_lifetimes
+from weft.compiler.export.writers import Assignable, Needs, Operand, ThreadedWriter, Writer
 from weft.compiler.plan.control_flow import Choice, Loop
 from weft.compiler.plan.launch import Kind, Launch, Sizes, Value, bytes_of, substitute_all
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cpu.cache.kernels import text_of
-from weft.core.dtypes import DType, bool_
+from weft.core.dtypes import bool_
 from weft.core.errors import UnsupportedError
 from weft.core.locations import Location
+from weft.core.types import TensorType
 from weft.ir.graph import GraphNode, Literal, Variable
 from weft.ir.loops import Kernel
-
-Operand = str | int
-NO_SIZES: Sizes = {}
-
-
-class Assignable(Protocol):
-    """A value that is assigned anew along the way."""
-
-    value: str
-
-
-class Writer(Protocol):
-    """Writes one function: what `IRBuilder` has, and calls of kernels."""
-
-    def launch(
-        self,
-        function: str,
-        buffers: Sequence[str],
-        numbers: Sequence[int],
-        begin: Operand,
-        end: Operand,
-    ) -> None:
-        """Call a kernel with these buffers and numbers, for a part of its iterations."""
-
-    def reserve(self, pointer: str) -> None:
-        """Say where the scratch memory of the kernels that are called next begins."""
-
-    def place(self, pointer: str, offset: Operand) -> str:
-        """An address so many bytes further."""
-
-    def integer(self, dtype: DType, pointer: str, place: Operand) -> str:
-        """An integer in memory, as one of 64 bits."""
-
-    def copy(self, target: str, source: str, count: Operand) -> None:
-        """Copy so many bytes."""
-
-    def clear(self, target: str, count: Operand) -> None:
-        """Fill so many bytes with zeros."""
-
-    def variable(self, start: Operand) -> Assignable:
-        """A value that loops and conditions from here on may change."""
-
-    def loop(self, start: Operand, end: Operand) -> AbstractContextManager[str]:
-        """A loop from a number to below another one; gives the index."""
-
-    def repeat(self) -> AbstractContextManager[None]:
-        """A loop that `leave_unless` ends."""
-
-    def leave_unless(self, condition: str) -> None:
-        """Go on behind the innermost loop where a condition does not hold."""
-
-    def when(self, condition: str) -> AbstractContextManager[None]:
-        """What is done where a condition holds."""
-
-    def test(self, how: str, a: Operand, b: Operand) -> str:
-        """A comparison, as `slt`."""
-
-    def select(self, condition: str, yes: Operand, no: Operand) -> str:
-        """One of two values."""
-
-    def add(self, a: Operand, b: Operand) -> str:
-        """A sum."""
-
-    def sub(self, a: Operand, b: Operand) -> str:
-        """A difference."""
-
-    def mul(self, a: Operand, b: Operand) -> str:
-        """A product."""
-
-    def div(self, a: Operand, b: Operand) -> str:
-        """A quotient."""
-
-    def give(self, value: Operand | None = None) -> None:
-        """Return from the function."""
-
-    def has_failed(self) -> str:
-        """Whether a kernel has reported an error."""
-
-
-class RowWriter(Writer, Protocol):
-    """Writes a function in the convention of kernels, for a part of the blocks of rows."""
-
-    scratch: str
-    """Where the scratch memory of the thread begins that runs it."""
-
-    def given(self, place: int) -> str:
-        """One of the buffers that it is given."""
-
-
-class ThreadedWriter(Writer, Protocol):
-    """A writer whose functions several threads may run."""
-
-    def launch_parallel(
-        self, function: str, buffers: Sequence[str], numbers: Sequence[int], end: int, grain: int
-    ) -> None:
-        """Call a kernel by all threads, in chunks of so many iterations."""
-
-    def row_function(self, name: str) -> RowWriter:
-        """What writes a function in the convention of kernels, which this one may launch."""
-
-
-@dataclass
-class Needs:
-    """What the code of a program needs: functions, tables, constants, memory, messages."""
-
-    kernels: dict[str, tuple[str, Kernel]] = field(default_factory=dict)
-    """By digest: a name, and the kernel."""
-    texts: dict[tuple[str, ...], str] = field(default_factory=dict)
-    """By symbol: the name of a function that is written by hand."""
-    tables: dict[tuple[int, ...], str] = field(default_factory=dict)
-    constants: dict[int, tuple[str, Literal]] = field(default_factory=dict)
-    """By identity of the literal: a name, and the literal."""
-    messages: list[str] = field(default_factory=list)
-    scratch: int = 0
-    """Bytes of scratch memory that kernels take at most."""
-    buffers: int = 1
-    """The most buffers of a call."""
-    threads: int = 1
-    row_functions: int = 0
-    """How many functions there are that run row fusions for a part of their blocks."""
-
-    def function(self, launch: Launch) -> str:
-        """The name of the function that a launch calls."""
-        kernel = launch.kernel
-        if isinstance(kernel, Kernel):
-            known = self.kernels.get(kernel.digest)
-            if known is None:
-                title = re.sub(r"\W+", "_", kernel.name)
-                known = f"kernel_{len(self.kernels)}_{title}", kernel
-                self.kernels[kernel.digest] = known
-            return known[0]
-        assert kernel[0] == "text", kernel
-        return self.texts.setdefault(kernel, f"native_{len(self.texts)}_{kernel[2]}")
-
-    def table(self, numbers: Sequence[int]) -> str:
-        """The name of a table of numbers; an empty one is any."""
-        key = tuple(int(number) for number in numbers) or (0,)
-        return self.tables.setdefault(key, f"numbers_{len(self.tables)}")
-
-    def constant(self, literal: Literal) -> str:
-        """The name of a constant in memory."""
-        known = self.constants.get(id(literal))
-        if known is None:
-            same = next((n for n, c in self.constants.values() if _is_same(c, literal)), None)
-            name = same or f"constant_{len(self.constants)}"
-            known = self.constants[id(literal)] = name, literal
-        return known[0]
-
-    def message(self, text: str) -> int:
-        """The status that stands for an error."""
-        if text not in self.messages:
-            self.messages.append(text)
-        return self.messages.index(text) + 1
-
-
-def _is_same(one: Literal, other: Literal) -> bool:
-    a, b = np.asarray(one.value), np.asarray(other.value)
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 class Section:
@@ -197,14 +37,62 @@ class Section:
         memory: str,
         scratch: tuple[str, int],
         error: str,
+        sizes: SizeRange,
     ) -> None:
         """bound: where values from outside are; memory: where the plan's own is.
 
-        scratch: where scratch memory begins, and how much of it is taken already.
+        scratch: where scratch memory begins, and how much of it is taken already. Values lie where
+        they would for the largest sizes.
         """
         self.out, self.needs, self.plan, self.error = out, needs, plan, error
         self.bound, self.memory, self.scratch = dict(bound), memory, scratch
-        self.offsets = plan.planner.at(NO_SIZES).offsets
+        self.sizes, self.largest = sizes, sizes.largest
+        check_lifetimes(plan.planner.buffers, sizes)
+        self.offsets = plan.planner.at(self.largest).offsets
+
+    def number(self, function: Callable[[Sizes], int]) -> Operand:
+        """A number of the plan: known, or what computes it from the sizes of the call."""
+        count = self.sizes.count_of(function)
+        if isinstance(count, int):
+            return count
+        out, names = self.out, self.sizes.names
+        if count.table:
+            place: Operand = 0
+            for name, most in self.largest.items():
+                place = out.add(out.mul(place, most), out.sub(out.size(name), 1))
+            return out.look_up(count.table, place)
+        total: Operand = 0
+        for exponents, coefficient in count.terms:
+            term: Operand = coefficient
+            for name, power in zip(names, exponents, strict=True):
+                for _ in range(power):
+                    term = out.mul(term, out.size(name))
+            total = term if total == 0 else out.add(total, term)
+        return total
+
+    def bytes(self, kind: TensorType) -> Operand:
+        """The bytes of a value."""
+        return self.number(lambda sizes: bytes_of(kind, sizes))
+
+    def numbers(self, launch: Launch) -> list[Operand]:
+        """What the function of a launch is given beside its buffers."""
+        if not self.largest:
+            return list(launch.numbers(self.largest))
+        kernel = launch.kernel
+        if isinstance(kernel, Kernel):
+            known = launch.numbers(self.largest)
+            return [
+                self.out.size(name) if name in self.largest else value
+                for name, value in zip(kernel.sizes, known, strict=True)
+            ]
+        tables = {tuple(each.items()): launch.numbers(each) for each in self.sizes.choices}
+        count = len(next(iter(tables.values())))
+        if any(len(table) != count for table in tables.values()):
+            raise refuse_sizes(launch)
+        return [
+            self.number(lambda sizes, n=place: tables[tuple(sizes.items())][n])  # type: ignore[misc]
+            for place in range(count)
+        ]
 
     def address(self, value: Value) -> str:
         """Where a value is."""
@@ -252,7 +140,7 @@ class Section:
         """Write the copies of outputs that the plan does not make in their place."""
         for place, target in copied:
             atom = self.plan.graph.outputs[place]
-            self.out.copy(target, self.address(atom), bytes_of(atom.type, NO_SIZES))
+            self.out.copy(target, self.address(atom), self.bytes(atom.type))
 
     # --- launches --------------------------------------------------------------------------------
 
@@ -272,24 +160,30 @@ class Section:
         elif launch.kind is Kind.COPY:
             source, target = launch.values[:2]
             if self._location(source) != self._location(target):
-                size = launch.numbers(NO_SIZES)[0]
+                size = self.number(lambda sizes: launch.numbers(sizes)[0])
                 self.out.copy(self.address(target), self.address(source), size)
         else:
             buffers = [self.address(value) for value in launch.values]
-            extent, grain = launch.extent(NO_SIZES), max(1, launch.grain(NO_SIZES))
-            if self.needs.threads > 1 and extent > grain:
+            extent, grain = self.number(launch.extent), max(1, launch.grain(self.largest))
+            if self.needs.threads > 1 and launch.extent(self.largest) > grain:
                 self._call_parallel(launch, buffers, extent, grain)
             else:
                 self._call(launch, buffers, 0, extent)
 
     def _call_parallel(
-        self, launch: Launch, buffers: Sequence[str], extent: int, grain: int
+        self, launch: Launch, buffers: Sequence[str], extent: Operand, grain: int
     ) -> None:
         """Let all threads call the function of a launch, each in scratch memory of its own."""
-        function, numbers = self.needs.function(launch), launch.numbers(NO_SIZES)
-        self._reserve(scratch_bytes(launch, numbers, text_of))
+        function, numbers = self.needs.function(launch), self.numbers(launch)
+        self._reserve(self._scratch_of(launch))
         self.needs.buffers = max(self.needs.buffers, len(buffers))
         cast(ThreadedWriter, self.out).launch_parallel(function, buffers, numbers, extent, grain)
+
+    def _scratch_of(self, launch: Launch) -> int:
+        """The most bytes of scratch memory that a launch takes."""
+        return self.sizes.most_of(
+            lambda sizes: scratch_bytes(launch, launch.numbers(sizes), text_of)
+        )
 
     def _reserve(self, needed: int) -> None:
         base, before = self.scratch
@@ -300,9 +194,9 @@ class Section:
         self, launch: Launch, buffers: Sequence[str], begin: Operand, end: Operand, taken: int = 0
     ) -> None:
         """Call the function of a launch; so much of the scratch memory is taken before."""
-        function, numbers = self.needs.function(launch), launch.numbers(NO_SIZES)
+        function, numbers = self.needs.function(launch), self.numbers(launch)
         base, before = self.scratch
-        needed = scratch_bytes(launch, numbers, text_of)
+        needed = self._scratch_of(launch)
         if needed:
             self.needs.scratch = max(self.needs.scratch, before + taken + needed)
             self.out.reserve(self.out.place(base, before + taken))
@@ -313,10 +207,11 @@ class Section:
         """All stages for one block of rows after the other; threads take blocks."""
         blocks = launch.blocks
         assert blocks is not None
-        height = blocks.height(NO_SIZES)
-        _, used = blocks.places(NO_SIZES, height)
+        if self.largest:
+            raise refuse_sizes(launch)
+        _, used = blocks.places(self.largest, blocks.height(self.largest))
         given = [self.address(value) for value in launch.values]
-        extent = launch.extent(NO_SIZES)
+        extent = launch.extent(self.largest)
         if self.needs.threads == 1 or extent <= 1:
             base = self.out.place(self.scratch[0], self.scratch[1])
             self.needs.scratch = max(self.needs.scratch, self.scratch[1] + used)
@@ -326,13 +221,15 @@ class Section:
         name = f"rows_{self.needs.row_functions}"
         caller = cast(ThreadedWriter, self.out)
         out = caller.row_function(name)
-        own = [out.given(place) for place in range(len(given))]
-        inner = Section(out, self.needs, self.plan, {}, "", (out.scratch, 0), self.error)
+        own = [out.given_buffer(place) for place in range(len(given))]
+        inner = Section(
+            out, self.needs, self.plan, {}, "", (out.scratch, 0), self.error, self.sizes
+        )
         inner._row_blocks(launch, own, (out.scratch, used), ("%begin", "%end"))
         out.give()
         self._reserve(used)
         self.needs.buffers = max(self.needs.buffers, len(given))
-        grain = max(1, launch.grain(NO_SIZES))
+        grain = max(1, launch.grain(self.largest))
         caller.launch_parallel(name, given, (), extent, grain)
 
     def _row_blocks(
@@ -345,8 +242,8 @@ class Section:
         """Blocks of rows, from one to below another; scratch: where it begins, and what is used."""
         blocks, out, (base, used) = launch.blocks, self.out, scratch
         assert blocks is not None
-        height, rows = blocks.height(NO_SIZES), blocks.rows(NO_SIZES)
-        places, _ = blocks.places(NO_SIZES, height)
+        height, rows = blocks.height(self.largest), blocks.rows(self.largest)
+        places, _ = blocks.places(self.largest, height)
         with out.loop(*part) as block:
             first = out.mul(block, height)
             behind = out.add(first, height)
@@ -360,7 +257,7 @@ class Section:
                         # as if the whole value began before the rows that are there
                         place, width = places[operand]
                         buffers.append(out.place(base, out.sub(place, out.mul(first, width))))
-                many, few = (substitute_all(dim, NO_SIZES) for dim in (stage.many, stage.few))
+                many, few = (substitute_all(dim, self.largest) for dim in (stage.many, stage.few))
                 begin, end = (out.div(out.mul(row, many), few) for row in (first, last))
                 self._call(stage.launch, buffers, begin, end, used)
 
@@ -369,35 +266,38 @@ class Section:
     def _inner(self, plan: ProgramPlan, inputs: Sequence[str], memory: str) -> Section:
         """What writes a plan inside, whose first inputs are at these addresses."""
         bound: dict[Value, str] = dict(zip(plan.graph.inputs, inputs, strict=False))
-        return Section(self.out, self.needs, plan, bound, memory, self.scratch, self.error)
+        return Section(
+            self.out, self.needs, plan, bound, memory, self.scratch, self.error, self.sizes
+        )
 
     def _loop(self, launch: Launch, form: Loop) -> None:
         """A scan or a while loop: carries lie in two places in turns, or stay where they are."""
         assert launch.nested is not None
-        out, node, limit = self.out, form.node, form.limit(NO_SIZES)
+        out, node, limit = self.out, form.node, self.number(form.limit)
         operands = [self.address(atom) for atom in node.operands]
         results = [self.address(atom) for atom in node.results]
         memory = self.address(launch.nested.scratch)
-        carries = _Carries(self, form, operands, results, memory)
+        carries = _Carries(self, form, operands, results, memory, limit)
         constants = operands[: form.num_consts]
-        own = [out.place(memory, start) for start in form.plan_places(NO_SIZES)]
+        own = [out.place(memory, start) for start in form.plan_places(self.largest)]
         for plan, place in zip(form.plans, own, strict=False):
             self._inner(plan, constants, place).run(plan.launches[: plan.once])
         xs = operands[form.num_consts + form.num_carry :]
         ys = results[form.num_carry :]
         step = out.variable(0)
         with out.repeat():
-            if limit >= 0:
+            if limit != -1:
                 out.leave_unless(out.test("slt", step.value, limit))
             if len(form.plans) == 2:
                 out.leave_unless(self._condition(form.plans[1], constants, carries, own[1]))
-            place = out.sub(limit - 1, step.value) if form.reverse else step.value
+            last = limit - 1 if isinstance(limit, int) else out.sub(limit, 1)
+            place = out.sub(last, step.value) if form.reverse else step.value
             body = form.plans[0]
-            inputs = [*constants, *carries.places, *_rows(out, body, xs, place, form)]
+            inputs = [*constants, *carries.places, *_rows(self, body, xs, place, form)]
             section = self._inner(body, inputs, own[0])
             kinds = body.graph.output_types[form.num_carry :]
             rows = [
-                out.place(y, out.mul(place, bytes_of(kind, NO_SIZES)))
+                out.place(y, out.mul(place, self.bytes(kind)))
                 for y, kind in zip(ys, kinds, strict=True)
             ]
             copied = section.bind_outputs([*carries.next_places, *rows])
@@ -425,7 +325,9 @@ class Section:
         results = [self.address(atom) for atom in node.results]
         memory = self.address(launch.nested.scratch)
         kind = node.operands[0].type
-        rows = substitute_all(kind.size, NO_SIZES) if form.rows else 1
+        rows: Operand = 1
+        if form.rows:
+            rows = self.number(lambda sizes: substitute_all(kind.size, sizes))
         status = self._status(node)
 
         def branch_of(row: Operand) -> str:
@@ -444,7 +346,11 @@ class Section:
             section.run(plan.launches)
             with out.loop(0, rows) as row, out.when(out.test("eq", branch_of(row), number)):
                 for atom, result in zip(plan.graph.outputs, results, strict=True):
-                    size = bytes_of(atom.type, NO_SIZES) // max(1, rows)
+                    size = self.number(
+                        lambda sizes, kind=kind, of=atom.type: (  # type: ignore[misc]
+                            bytes_of(of, sizes) // max(1, substitute_all(kind.size, sizes))
+                        )
+                    )
                     skipped = out.mul(row, size)
                     source = out.place(section.address(atom), skipped)
                     out.copy(out.place(result, skipped), source, size)
@@ -458,10 +364,11 @@ class _Carries:
 
     def __init__(
         self, section: Section, form: Loop, operands: Sequence[str], results: Sequence[str],
-        memory: str,
+        memory: str, limit: Operand,
     ) -> None:  # fmt: skip
         self.out, self.form, self.results = section.out, form, results
-        out, limit, spares = section.out, form.limit(NO_SIZES), form.spare_places(NO_SIZES)
+        self.section = section
+        out, spares = section.out, form.spare_places(section.largest)
         self.kinds = form.plans[0].graph.output_types[: form.num_carry]
         self.moving: dict[int, tuple[Assignable, Assignable, str]] = {}
         """For each carry that lies in two places: now, after the step, and the spare place."""
@@ -469,11 +376,12 @@ class _Carries:
             first = operands[form.num_consts + number]
             if number in form.kept_carries:
                 if first != results[number]:
-                    out.copy(results[number], first, bytes_of(kind, NO_SIZES))
+                    out.copy(results[number], first, section.bytes(kind))
                 continue
             spare = out.place(memory, spares[number])
             # A loop of known length ends in the place of the result.
-            start = spare if limit >= 0 and limit % 2 == 0 else results[number]
+            is_even = isinstance(limit, int) and limit >= 0 and limit % 2 == 0
+            start = spare if is_even else results[number]
             self.moving[number] = out.variable(first), out.variable(start), spare
 
     @property
@@ -504,15 +412,17 @@ class _Carries:
         for number, (now, _, _) in self.moving.items():
             result, kind = self.results[number], self.kinds[number]
             with self.out.when(self.out.test("ne", now.value, result)):
-                self.out.copy(result, now.value, bytes_of(kind, NO_SIZES))
+                self.out.copy(result, now.value, self.section.bytes(kind))
 
 
-def _rows(out: Writer, body: ProgramPlan, xs: Sequence[str], place: str, form: Loop) -> list[str]:
+def _rows(
+    section: Section, body: ProgramPlan, xs: Sequence[str], place: str, form: Loop
+) -> list[str]:
     """Where the step's own rows of xs are."""
     kinds = body.graph.input_types[form.num_consts + form.num_carry :]
+    out = section.out
     return [
-        out.place(x, out.mul(place, bytes_of(kind, NO_SIZES)))
-        for x, kind in zip(xs, kinds, strict=True)
+        out.place(x, out.mul(place, section.bytes(kind))) for x, kind in zip(xs, kinds, strict=True)
     ]
 
 
@@ -523,6 +433,19 @@ def _complaint(node: GraphNode) -> str:
 
 def _place(location: Location | None) -> str:
     return "" if location is None else f", at {location}"
+
+
+def refuse_sizes(launch: Launch) -> UnsupportedError:
+    """What is said of a launch that needs to know the sizes."""
+    node = launch.node or launch.checked
+    return UnsupportedError(
+        "export",
+        f"{launch.name} is cut in another way for each size",
+        expected="sizes that are numbers, for this operation",
+        got={"operation": launch.name},
+        fix="export the function once for each size that is wanted",
+        at=None if node is None else node.location,
+    )
 
 
 def refuse_launch(launch: Launch, plan: ProgramPlan) -> UnsupportedError:

@@ -161,7 +161,9 @@ define internal void @parallel(ptr %pool, ptr %function, ptr %buffers, i64 %coun
 entry:
   %workers_at = getelementptr %pool, ptr %pool, i64 0, i32 10
   %workers = load i64, ptr %workers_at
-  %alone = icmp eq i64 %workers, 0
+  %none = icmp eq i64 %workers, 0
+  %is_one = icmp sle i64 %end, %grain
+  %alone = or i1 %none, %is_one
   br i1 %alone, label %serial, label %publish
 serial:
   call void %function(ptr %buffers, ptr %numbers, i64 0, i64 %end)

@@ -17,7 +17,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import update_wrapper
 from inspect import signature
@@ -130,6 +130,20 @@ class Jit:
         """A call with these arguments, traced, with names for what it reads and writes."""
         call = self._read(args, kwargs)
         recording = self._record_for(call, [handle.type for handle in call.handles])
+        outside = [read() for read in self._outside or ()]
+        return call, recording, names_of(self._f, (call.args, call.kwargs, outside), recording)
+
+    def record_general(
+        self,
+        general: Mapping[int, TensorType],
+        unifier: Unifier,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[Call, Recording, Names]:
+        """As `record`, where arguments have other types, by identity: with symbols for sizes."""
+        call = self._read(args, kwargs)
+        types = [general.get(id(handle), handle.type) for handle in call.handles]
+        recording = self._record_for(call, types, unifier)
         outside = [read() for read in self._outside or ()]
         return call, recording, names_of(self._f, (call.args, call.kwargs, outside), recording)
 

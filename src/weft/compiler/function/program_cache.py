@@ -43,17 +43,24 @@ Fixed = tuple[int, ...]
 """Positions of inputs that are expected to stay the same from run to run."""
 
 
+Ways = tuple[bool, str]
+"""The settings that a program depends on: tuning, and how float32 is multiplied."""
+EXACT = "exact"
+
+
+def _ways() -> Ways:
+    return settings.tuning, settings.float32_products
+
+
 def program(graph: Graph, fixed: Fixed = (), target: Target | None = None) -> Executable:
     """The compiled form of a graph, with all that can be asked of it."""
-    return _program(graph, rewrites(), fixed, settings.tuning, target or default_target())
+    return _program(graph, rewrites(), fixed, _ways(), target or default_target())
 
 
 @lru_cache(maxsize=256)
-def _program(
-    graph: Graph, rules: Rewrites, fixed: Fixed, tuning: bool, target: Target
-) -> Executable:
-    with exactly(rules), settings.changed(tuning=tuning):
-        known = _drafts.pop((id(graph), rules, fixed, tuning, target), None)
+def _program(graph: Graph, rules: Rewrites, fixed: Fixed, ways: Ways, target: Target) -> Executable:
+    with exactly(rules), settings.changed(tuning=ways[0], float32_products=ways[1]):
+        known = _drafts.pop((id(graph), rules, fixed, ways, target), None)
         plan = plan_program(graph, target, fixed) if known is None else known[1]
         return target.executable(plan)
 
@@ -70,7 +77,7 @@ def draft(
     gets that of this plan.
     """
     target = target or default_target()
-    key = id(graph), rewrites(), fixed, settings.tuning, target
+    key = id(graph), rewrites(), fixed, _ways(), target
     known = _drafts.get(key)
     if known is None:
         plan = plan_program(graph, target, fixed, written or WrittenKernels())
@@ -86,7 +93,7 @@ def forget_drafts(but: Graph | None) -> None:
         _drafts.pop(key, None)
 
 
-_drafts: OrderedDict[tuple[int, Rewrites, Fixed, bool, Target], tuple[Graph, ProgramPlan]] = (
+_drafts: OrderedDict[tuple[int, Rewrites, Fixed, Ways, Target], tuple[Graph, ProgramPlan]] = (
     OrderedDict()
 )
 """Drafts with their graphs, by identity: each graph is there as long as its draft."""
@@ -94,13 +101,14 @@ _drafts: OrderedDict[tuple[int, Rewrites, Fixed, bool, Target], tuple[Graph, Pro
 
 def executable(graph: Graph, fixed: Fixed = (), target: Target | None = None) -> Executable:
     """What runs a graph; equal graphs are compiled once, and found on disk by later processes."""
-    rules, tuning, target = rewrites(), settings.tuning, target or default_target()
-    way = f" tuned for {get_num_threads()} threads" if tuning else ""
+    rules, ways, target = rewrites(), _ways(), target or default_target()
+    way = f" tuned for {get_num_threads()} threads" if ways[0] else ""
+    way += "" if ways[1] == EXACT else f" {ways[1]}"
     key = graph.digest() + way + "".join(f" {position}" for position in fixed), rules, target
     known = _executables.get(key)
     if known is None:
         is_known_here_only = rules or any(map(is_local, graph.nodes)) or has_collectives(graph)
-        compiled = partial(_program, graph, rules, fixed, tuning, target)
+        compiled = partial(_program, graph, rules, fixed, ways, target)
         known = compiled() if is_known_here_only else target.stored(key[0], compiled)
         _executables[key] = known
         if len(_executables) > KEPT:

@@ -15,24 +15,26 @@ space reads others at its own place, a root over the rows holds one value per ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
 from itertools import count, islice
 
+from weft.compiler.fusion.aliases import shares_memory
 from weft.compiler.fusion.costs import usual_bytes
 from weft.compiler.fusion.element_reads import Accesses, Loads
-from weft.compiler.fusion.split_reduction import chunk_index, chunk_rows, halves
+from weft.compiler.fusion.split_reduction import chunk_index, chunk_lines, chunk_rows, halves
 from weft.compiler.targets.limits import FusionLimits
+from weft.core.dtypes import bfloat16, float16
 from weft.core.records import frozen
 from weft.core.shapes import Dimension, Shape, size
 from weft.ir.affine_index import Affine, offset
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
-from weft.ir.kinds import Elementwise, Index, Movement, Reduction
+from weft.ir.kinds import Elementwise, Index, Reduction
 from weft.ir.scalar_functions import element_cost
 from weft.ir.scalars import FUNCTION
-from weft.ops.conversion import of_parts
+from weft.ops.conversion import convert, of_parts
 from weft.ops.identity import barrier, stopped
-from weft.ops.movement import concatenate, reshape
+from weft.ops.movement import concatenate
 
 DEEPEST = 120
 """How deep an expression may be, with operations that only move elements: it is walked through
@@ -69,7 +71,7 @@ class Root:
     outer: the loops over its elements; inner: those that a reduction sums over. Loops are numbered,
     outer before inner, and `reads` says which elements of stored values one element needs. A root
     that is a part of a joined value is stored there. One that reduces chunks of rows has so many
-    rows in each; another root reduces what it makes.
+    lines of so many rows in each; another root reduces what it makes.
     """
 
     variable: Variable
@@ -79,6 +81,7 @@ class Root:
     reads: Loads
     part: Part | None = None
     rows: int = 0
+    lines: int = 1
 
     @property
     def is_partial(self) -> bool:
@@ -91,7 +94,7 @@ class Root:
         if self.rows == 0:
             return reduced_index(self.node, len(self.outer))
         own = counting_index(self.variable.type.shape, 0)
-        return chunk_index(own, self.node, self.rows, len(self.outer))
+        return chunk_index(own, self.node, self.rows, len(self.outer), self.lines)
 
     @property
     def is_reduction(self) -> bool:
@@ -218,6 +221,8 @@ class _Grouping:
         self.dear: set[Atom] = set()
         self.weights: dict[Atom, int] = {}
         """How much the expressions of values hold that are not stored."""
+        self.sources: dict[Atom, frozenset[Atom]] = {}
+        """The stored values, of as many elements, that expressions of values read."""
         self.depths: dict[Atom, int] = {}
         self.nested: dict[Atom, int] = {}
         """How many joins lie within each other in expressions of values that are not stored."""
@@ -272,9 +277,11 @@ class _Grouping:
 
     def _in_chunks(self, node: GraphNode, rows: int) -> list[Root] | None:
         """A reduction over rows in two parts; None where it does not go down columns."""
-        partial, rest = halves(node, rows)
+        lines = chunk_lines(node, rows, self.limits)
+        partial, rest = halves(node, rows, lines)
         outer = tuple(dim for dim in partial.type.shape if dim != 1)
-        own = Root(partial, node, outer, (rows,), frozenset(), rows=rows)
+        inner = (lines, rows) if lines > 1 else (rows,)
+        own = Root(partial, node, outer, inner, frozenset(), rows=rows, lines=lines)
         own = replace(own, reads=self.accesses.at(node.operands[0], own.operand_index))
         moves = [offset(index, atom.type.shape) for atom, index in own.reads]
         steps = {each.factor(len(outer) - 1) for each in moves if each.factor(len(outer)) != 0}
@@ -352,6 +359,12 @@ class _Grouping:
         dear = is_function(node) or any(atom in self.dear for atom in node.operands)
         limits = self.limits
         near = self.last_read.get(variable, place) - place <= limits.cached_distance
+        sources = self._whole_sources(node, stored)
+        if readers > 1 and len(sources) > limits.recomputed_reads:
+            reason = f"{readers} readers, and {len(sources)} values to read for each"
+            self._store_narrow(node, reason, stored, cost)
+            return
+        self.sources[variable] = sources
         again = Recomputed(total, dear)
         if readers > 1 and not again.is_cheap(limits, near):
             again = self._beside_small(variable, stored)
@@ -360,7 +373,8 @@ class _Grouping:
                 for small in again.small:
                     stored[small] = "few elements, and each serves many of a value computed again"
         if readers > 1 and not again.is_cheap(limits, near):
-            stored[variable] = f"{readers} readers, and {total} operations to compute it again"
+            reason = f"{readers} readers, and {total} operations to compute it again"
+            self._store_narrow(node, reason, stored, cost)
         elif total > limits.expression_operations:
             most = limits.expression_operations
             stored[variable] = f"an expression of {total} operations, the most are {most}"
@@ -373,6 +387,40 @@ class _Grouping:
             self.nested[variable] = nested
             self.weights[variable] = self._weight(node)
             self.dear.update([variable] if dear else ())
+
+    def _whole_sources(self, node: GraphNode, stored: Container[Atom]) -> frozenset[Atom]:
+        """The stored values of as many elements that a node's expression reads."""
+        count = node.results[0].type.size
+        found: frozenset[Atom] = frozenset()
+        for atom in node.operands:
+            if atom in self.sources and atom not in stored:
+                found |= self.sources[atom]
+            elif isinstance(atom, Variable) and atom.type.size == count:
+                found |= {atom}
+        return found
+
+    def _store_narrow(
+        self, node: GraphNode, reason: str, stored: dict[Variable, str], cost: dict[Variable, int]
+    ) -> None:
+        """Store a value; of widened 16-bit floats these, which each reader widens."""
+        variable, narrow = node.results[0], self._narrow_operand(node)
+        if narrow is None:
+            stored[variable] = reason
+            return
+        stored[narrow] = reason
+        self.sources[variable] = frozenset([narrow])
+        cost[variable] = self.depths[variable] = self.weights[variable] = 1
+        self.nested[variable] = 0
+
+    def _narrow_operand(self, node: GraphNode) -> Variable | None:
+        """The 16-bit floats that a node widens, if these are to be stored in its place."""
+        if node.primitive is not convert or not self.limits.stores_narrow_floats:
+            return None
+        source = node.operands[0]
+        if not isinstance(source, Variable) or source not in self.producer:
+            return None
+        is_narrow = source.type.dtype in (bfloat16, float16)
+        return source if is_narrow and self._is_loop(self.producer[source]) else None
 
     def _beside_small(self, value: Variable, stored: dict[Variable, str]) -> Recomputed:
         """What a value takes if the small values that it is computed from are stored.
@@ -538,34 +586,3 @@ def is_function(node: GraphNode) -> bool:
         return False
     dtypes = [atom.type.dtype for atom in node.operands]
     return element_cost(node.primitive, dtypes, node.results[0].type.dtype, node.params) >= FUNCTION
-
-
-def shares_memory(node: GraphNode) -> bool:
-    """Whether a node's result lies where its operand does: nothing is computed."""
-    kind = node.primitive.kind
-    return (isinstance(kind, Movement) and kind.is_alias) or is_general_reshape(node)
-
-
-def aliases_of(graph: Graph) -> dict[Variable, Atom]:
-    """The values that lie in another's memory, and the other one.
-
-    The parts of complex numbers are joined in the memory of these, which may be an output.
-    """
-    joins = {node.results[0] for node in graph.nodes if node.primitive is concatenate}
-    aliases: dict[Variable, Atom] = {}
-    for node in graph.nodes:
-        if shares_memory(node):
-            operand, result = node.operands[0], node.results[0]
-            if node.primitive is of_parts and isinstance(operand, Variable) and operand in joins:
-                aliases[operand] = result
-            else:
-                aliases[result] = operand
-    return aliases
-
-
-def is_general_reshape(node: GraphNode) -> bool:
-    """Whether a node is a reshape that does more than add or remove axes of size 1."""
-    if node.primitive is not reshape:
-        return False
-    before, after = node.operands[0].type.shape, node.params["shape"]
-    return [d for d in before if d != 1] != [d for d in after if d != 1]

@@ -24,6 +24,9 @@ from weft.ir.affine_index import Affine
 from weft.ir.graph import GraphNode, Variable
 from weft.ir.primitive import PRIMITIVES, Primitive
 
+VECTOR = 4
+"""Columns that a thread sums at once."""
+
 
 def accumulation_dtype(dtype: DType) -> DType:
     """The dtype that values are accumulated in: 16-bit floats in float32."""
@@ -62,10 +65,28 @@ def _divisor(dim: object, limits: FusionLimits) -> int:
     return next((rows for rows in tried if dim % rows == 0), 0)
 
 
-def halves(node: GraphNode, rows: int) -> tuple[Variable, GraphNode]:
+def chunk_lines(node: GraphNode, rows: int, limits: FusionLimits) -> int:
+    """How many times a chunk takes all rows of the last summed axis: along the axis before it.
+
+    As many as leave chunks for all threads.
+    """
+    shape, last = node.operands[0].type.shape, _last_summed_axis(node)
+    if limits.chunk_vectors == 0 or last < 1 or shape[last] != rows or shape[last - 1] == 1:
+        return 1
+    count, before = size(shape), shape[last - 1]
+    if not isinstance(count, int) or not isinstance(before, int):
+        return 1
+    most = count // (VECTOR * rows * limits.chunk_vectors)
+    return max([lines for lines in range(1, before + 1) if before % lines == 0 and lines <= most],
+               default=1)  # fmt: skip
+
+
+def halves(node: GraphNode, rows: int, lines: int = 1) -> tuple[Variable, GraphNode]:
     """What the reduction of the rows of each chunk makes, and the reduction of that."""
     last, shape = _last_summed_axis(node), node.operands[0].type.shape
     chunks = (*shape[:last], shape[last] // rows, *shape[last + 1 :])
+    if lines > 1:
+        chunks = (*chunks[: last - 1], chunks[last - 1] // lines, *chunks[last:])
     partial = Variable(TensorType(accumulation_dtype(node.results[0].type.dtype), chunks))
     if node.primitive.lower is None:
         return partial, replace(node, operands=(partial,))
@@ -80,10 +101,18 @@ def _combining_reduction(primitive: Primitive) -> Primitive:
     return next(each for each in alike if each.lower is None)
 
 
-def chunk_index(own: Sequence[Affine], node: GraphNode, rows: int, loop: int) -> tuple[Affine, ...]:
-    """The element that a reduction of a chunk reads, of its own index and the loop over rows."""
+def chunk_index(
+    own: Sequence[Affine], node: GraphNode, rows: int, loop: int, lines: int = 1
+) -> tuple[Affine, ...]:
+    """The element that a reduction of a chunk reads: of its own index, and the loops over rows.
+
+    `loop` is the number of the first of these: over lines, if there are some, then over rows.
+    """
     last = _last_summed_axis(node)
+    inner = {last: (rows, loop + (lines > 1))}
+    if lines > 1:
+        inner[last - 1] = (lines, loop)
     return tuple(
-        index * rows + Affine.variable(loop) if axis == last else index
+        index * inner[axis][0] + Affine.variable(inner[axis][1]) if axis in inner else index
         for axis, index in enumerate(own)
     )

@@ -51,7 +51,14 @@ class Signature:
 
     def _root(self, root: Root, escapes: bool) -> None:
         self._node(root.node)
-        self._tokens += (self._number(root.variable), escapes, root.outer, root.inner, root.rows)
+        self._tokens += (
+            self._number(root.variable),
+            escapes,
+            root.outer,
+            root.inner,
+            root.rows,
+            root.lines,
+        )
         if root.part is not None:
             self._tokens += self._part(root.part)
 

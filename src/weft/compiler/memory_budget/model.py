@@ -18,8 +18,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
 
+from weft.compiler.fusion.aliases import shares_memory
 from weft.compiler.fusion.costs import bytes_of, flops, operations
-from weft.compiler.fusion.grouping import shares_memory, why_stored
+from weft.compiler.fusion.grouping import why_stored
 from weft.compiler.lowering.groups import is_lowered
 from weft.compiler.targets.limits import Limits, Rates
 from weft.core.records import frozen

@@ -15,7 +15,8 @@ from functools import partial
 
 import numpy as np
 
-from weft.compiler.fusion.grouping import Group, Step, aliases_of, group, shares_memory
+from weft.compiler.fusion.aliases import aliases_of, shares_memory
+from weft.compiler.fusion.grouping import Group, Step, group
 from weft.compiler.lowering.group_reuse import Signature
 from weft.compiler.lowering.groups import Lowered, context_of, is_lowered, lower
 from weft.compiler.lowering.node_reuse import Repeats

@@ -55,6 +55,11 @@ class FusionLimits:
     recomputed_operations: int = 4
     """Operations up to which a value is computed again by each reader, which is cheaper than to
     write and read it."""
+    recomputed_reads: int = 1 << 30
+    """Values of as many elements that are read for a value which each reader computes again."""
+    stores_narrow_floats: bool = False
+    """Whether 16-bit floats are stored in place of what several readers widen them to: half the
+    bytes, where memory is what takes time."""
     served_elements: int = 16
     """Elements of a value that is computed again for which one element of a small operand serves:
     the operand is then stored, and not computed with each of them."""
@@ -79,6 +84,9 @@ class FusionLimits:
     """Rows of a chunk at least: fewer write as much as they save."""
     most_chunk_rows: int = 64
     """Rows of a chunk at most: more leave too few chunks for the threads."""
+    chunk_vectors: int = 0
+    """Vectors of columns that all chunks together have at least, where chunks go over two axes;
+    0: they go over the last axis alone."""
     chunked_rows: int = 64
     """Rows from which sums over them are made in chunks."""
     chunked_columns: int = 16

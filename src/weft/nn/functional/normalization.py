@@ -78,17 +78,29 @@ def batch_norm(
     """
     _needs_channels("batch_norm", x)
     wide, shape = _widen_input(x), _channel_shape(x)
-    if training or running_mean is None or running_var is None:
-        _check_count(x)
-        mean, var = _statistics(wide, (0, *range(2, x.ndim)))
-        if training and running_mean is not None and running_var is not None:
-            _move(running_mean, wf.reshape(mean, (-1,)), momentum)
-            unbiased = _unbiased_variance(wide, var, (0, *range(2, x.ndim)))
-            _move(running_var, wf.reshape(unbiased, (-1,)), momentum)
-    else:
+    if not training and running_mean is not None and running_var is not None:
         mean, var = wf.reshape(running_mean, shape), wf.reshape(running_var, shape)
-    y = (wide - mean) * wf.rsqrt(var + eps)
-    return _scale_and_shift(y, weight, bias, shape).astype(x.dtype)
+        y = (wide - mean) * wf.rsqrt(var + eps)
+        return _scale_and_shift(y, weight, bias, shape).astype(x.dtype)
+    _check_count(x)
+    axes = (0, *range(2, x.ndim))
+    mean = wf.mean(wide, axis=axes, keepdims=True)
+    # Around any constant, E (x - c)² - (mean - c)² is the variance, and (x - c) s - (mean - c) s is
+    # (x - mean) s. With the mean itself as the constant nothing is lost, and the derivative needs
+    # two sums over the batch: of the cotangents, and of their products with x - c.
+    center = mean.detach()
+    centered, moved = wide - center, mean - center
+    var = wf.mean(wf.square(centered), axis=axes, keepdims=True) - wf.square(moved)
+    if training and running_mean is not None and running_var is not None:
+        _move(running_mean, wf.reshape(mean, (-1,)), momentum)
+        _move(running_var, wf.reshape(_unbiased_variance(wide, var, axes), (-1,)), momentum)
+    scale = wf.rsqrt(var + eps)
+    if weight is not None:
+        scale = scale * wf.reshape(weight, shape)
+    offset = -(moved * scale)
+    if bias is not None:
+        offset = offset + wf.reshape(bias, shape)
+    return (centered * scale + offset).astype(x.dtype)
 
 
 def _unbiased_variance(x: wf.Tensor, var: wf.Tensor, axes: Axes) -> wf.Tensor:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weft.compiler.fusion.grouping import is_general_reshape
+from weft.compiler.fusion.aliases import is_general_reshape
 from weft.compiler.graph_passes.complex_numbers import functions as functions
 from weft.compiler.graph_passes.complex_numbers.parts import Part, Parts, Rule, rule_of
 from weft.ir.graph import Atom, Graph, GraphNode, Literal

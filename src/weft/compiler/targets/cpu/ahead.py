@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from weft.compiler.plan.launch import Launch
 from weft.compiler.targets.cpu.target import CpuTarget
@@ -22,8 +23,11 @@ from weft.ir.loops import Kernel
 class AheadTarget(CpuTarget):
     """A processor that programs are made for ahead of time; libraries of this process are none."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, fixed_sizes: bool = True) -> None:
+        """fixed_sizes: without, no launches are fused that each size cuts in its own way."""
         self._machine = machine
+        if not fixed_sizes:
+            self.limits = replace(self.limits, plan=replace(self.limits.plan, fused_launches=False))
 
     @property
     def machine(self) -> Machine:
@@ -31,7 +35,9 @@ class AheadTarget(CpuTarget):
         return self._machine
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, AheadTarget) and other.machine == self.machine
+        if not isinstance(other, AheadTarget):
+            return False
+        return other.machine == self.machine and other.limits == self.limits
 
     def __hash__(self) -> int:
         return hash(self._machine)

@@ -32,6 +32,7 @@ from weft.compiler.targets.cpu.fourier import transform_launches
 from weft.compiler.targets.cpu.lapack import lapack_launches
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.forms import PANEL, arrange_products, product_of
+from weft.compiler.targets.cpu.products.loop_weights import turn_loop_weights
 from weft.compiler.targets.cpu.products.low_precision import shorten_products, wide_launches
 from weft.compiler.targets.cpu.products.select import product_launches
 from weft.compiler.targets.cpu.products.tile_plans import TUNER
@@ -69,6 +70,7 @@ class CpuTarget:
         """See `Target`."""
         shorten = partial(shorten_products, machine=self.machine)
         return (
+            Pass("loop weights", turn_loop_weights, "on loops as they are: packed once, not read"),
             Pass("short products", shorten, "those that the machine has instructions for"),
             Pass("product operands", arrange_products, "on what is left: as products take them"),
         )

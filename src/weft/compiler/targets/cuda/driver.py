@@ -100,6 +100,10 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
         c_void_p, c_int, c_uint, c_uint64, c_void_p, c_void_p, c_void_p, c_void_p,
         c_int, c_int, c_int, c_int,
     ),
+    "cuTensorMapEncodeIm2col": (
+        c_void_p, c_int, c_uint, c_uint64, c_void_p, c_void_p, c_void_p, c_void_p, c_uint, c_uint,
+        c_void_p, c_int, c_int, c_int, c_int,
+    ),
     # graphs
     "cuGraphCreate": (_OUT, c_uint),
     "cuGraphDestroy": (c_void_p,),
@@ -112,7 +116,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 """Every function of the driver that is called: the types of its arguments; each returns a code."""
 
-NEWER = frozenset({"cuTensorMapEncodeTiled"})
+NEWER = frozenset({"cuTensorMapEncodeTiled", "cuTensorMapEncodeIm2col"})
 """Functions that only newer cards need: a driver without them is refused when one is called."""
 
 OUT_OF_MEMORY, NO_DEVICE = 2, 100

@@ -34,6 +34,7 @@ from weft.ir.loops import (
     Accumulate,
     For,
     Kernel,
+    Let,
     Scratch,
     Statement,
     Store,
@@ -195,7 +196,7 @@ class DeviceEmitter(Emitter):
         base = lines.put(f"mul i64 {number}, {width}")
         if stop.isdigit() and int(stop) % width == 0:
             with self.values.step(loop.index, base, width, "", writes):
-                self.body(loop.body)
+                self._body_with_late_stores(loop)
             return
         end = lines.put(f"add i64 {base}, {width}")
         whole = lines.put(f"icmp sle i64 {end}, {stop}")
@@ -215,6 +216,19 @@ class DeviceEmitter(Emitter):
         lines.text += text
         lines.do(f"br label %{after}")
         lines.label(after)
+
+    def _body_with_late_stores(self, loop: For) -> None:
+        """A body of several stores, which wait until all loads are under way."""
+        stores = [each for each in loop.body if isinstance(each, Store)]
+        is_plain = all(isinstance(each, Let | Store) for each in loop.body) and len(stores) > 1
+        if not is_plain or written_buffers(loop.body) & buffers_read((loop,)):
+            self.body(loop.body)
+            return
+        values = self.values
+        values.deferred = type(values.lines)(values.function)
+        self.body(loop.body)
+        values.lines.text += values.deferred.text
+        values.deferred = None
 
     # --- memory ----------------------------------------------------------------------------------
 

@@ -22,13 +22,19 @@ from weft.compiler.targets.cuda.modules import KernelNodeParameters
 Array = np.ndarray[Any, Any]
 Record = tuple[int, ...]
 """What is to be done, and up to seven numbers that say with what."""
-SET, LAUNCH, COPY, FILL, ENCODE, CHECK = range(6)
+SET, LAUNCH, COPY, FILL, ENCODE, ENCODE_WINDOWS, CHECK = range(7)
 """The kinds of records; see the functions below, which make them."""
 WORDS = 8
 """How many words a record has."""
 _HEAD = 4
 """Words before the records: the functions, the stream, how many there are, which one failed."""
-CALLED = ("cuLaunchKernel", "cuMemcpyDtoDAsync_v2", "cuMemsetD8Async", "cuTensorMapEncodeTiled")
+CALLED = (
+    "cuLaunchKernel",
+    "cuMemcpyDtoDAsync_v2",
+    "cuMemsetD8Async",
+    "cuTensorMapEncodeTiled",
+    "cuTensorMapEncodeIm2col",
+)
 """The driver's functions that records call."""
 FAULT = -1
 """The result where a kernel of an earlier run has reported a fault."""
@@ -70,6 +76,11 @@ def encode_map(cell: int, encoded: int, arguments: int) -> Record:
     return ENCODE, cell, encoded, arguments
 
 
+def encode_windows(cell: int, encoded: int, arguments: int) -> Record:
+    """The same of a map of windows, which has fourteen other arguments."""
+    return ENCODE_WINDOWS, cell, encoded, arguments
+
+
 def check_fault(cell: int) -> Record:
     """End with `FAULT` where a kernel has written to a cell of faults."""
     return CHECK, cell
@@ -106,7 +117,8 @@ body:
   %b.ptr = inttoptr i64 %b to ptr
   %c.ptr = inttoptr i64 %c to ptr
   switch i64 %kind, label %check [i64 0, label %set i64 1, label %launch i64 2, label %copy
-                                  i64 3, label %fill i64 4, label %encode]
+                                  i64 3, label %fill i64 4, label %encode
+                                  i64 5, label %windows]
 
 set:
   %source = load i64, ptr %b.ptr
@@ -166,6 +178,26 @@ encode.keep:
   store i64 %address, ptr %b.ptr
   br label %after
 
+windows:
+  %windows.address = load i64, ptr %a.ptr
+  %windows.encoded = load i64, ptr %b.ptr
+  %windows.same = icmp eq i64 %windows.address, %windows.encoded
+  br i1 %windows.same, label %after, label %windows.call
+
+windows.call:
+  %windows.at = getelementptr ptr, ptr %functions, i64 4
+  %windows.function = load ptr, ptr %windows.at
+<window arguments>
+  %windows.code = call i32 %windows.function(ptr %xp0, i32 %xn1, i32 %xn2, i64 %windows.address,
+      ptr %xp3, ptr %xp4, ptr %xp5, ptr %xp6, i32 %xn7, i32 %xn8, ptr %xp9, i32 %xn10, i32 %xn11,
+      i32 %xn12, i32 %xn13)
+  %windows.failed = icmp ne i32 %windows.code, 0
+  br i1 %windows.failed, label %judge, label %windows.keep
+
+windows.keep:
+  store i64 %windows.address, ptr %b.ptr
+  br label %after
+
 check:
   %fault = load i32, ptr %a.ptr
   %fine = icmp eq i32 %fault, 0
@@ -173,7 +205,7 @@ check:
 
 judge:
   %code = phi i32 [%launch.code, %launch], [%copy.code, %copy.call], [%fill.code, %fill],
-                  [%encode.code, %encode.call]
+                  [%encode.code, %encode.call], [%windows.code, %windows.call]
   %bad = icmp ne i32 %code, 0
   br i1 %bad, label %failure, label %after
 
@@ -194,14 +226,20 @@ success:
 
 def _module_text() -> str:
     """The native function, with the loads of a tensor map's arguments written out."""
+    text = _TEXT.replace("<arguments>", _argument_loads("", 11, {0, 3, 4, 5, 6}))
+    return text.replace("<window arguments>", _argument_loads("x", 14, {0, 3, 4, 5, 6, 9}))
+
+
+def _argument_loads(prefix: str, count: int, pointers: set[int]) -> str:
+    """Loads of so many arguments, some of which are pointers; names begin with a prefix."""
     lines = []
-    for place in range(11):
-        lines.append(f"  %q{place} = getelementptr i64, ptr %c.ptr, i64 {place}")
-        kind, name = ("ptr", "p") if place in (0, 3, 4, 5, 6) else ("i64", "w")
-        lines.append(f"  %{name}{place} = load {kind}, ptr %q{place}")
+    for place in range(count):
+        lines.append(f"  %{prefix}q{place} = getelementptr i64, ptr %c.ptr, i64 {place}")
+        kind, name = ("ptr", "p") if place in pointers else ("i64", "w")
+        lines.append(f"  %{prefix}{name}{place} = load {kind}, ptr %{prefix}q{place}")
         if name == "w":
-            lines.append(f"  %n{place} = trunc i64 %w{place} to i32")
-    return _TEXT.replace("<arguments>", "\n".join(lines))
+            lines.append(f"  %{prefix}n{place} = trunc i64 %{prefix}w{place} to i32")
+    return "\n".join(lines)
 
 
 @cache

@@ -18,10 +18,11 @@ from weft.compiler.targets.cuda.array import compute_stream
 from weft.compiler.targets.cuda.binding import Binding, in_order
 from weft.compiler.targets.cuda.device import Memory, device
 from weft.compiler.targets.cuda.driver import Driver
-from weft.compiler.targets.cuda.launcher import Record, Run, encode_map, set_cell
+from weft.compiler.targets.cuda.launcher import Record, Run, encode_map, encode_windows, set_cell
 from weft.compiler.targets.cuda.modules import Function, load_written_ptx
-from weft.compiler.targets.cuda.ptx_writer import Parameter, Pointer, TensorMap
+from weft.compiler.targets.cuda.ptx_writer import Parameter, Pointer, TensorMap, WindowMap
 from weft.compiler.targets.cuda.views import View
+from weft.core.records import frozen
 
 Array = np.ndarray[Any, Any]
 _MAP_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9, "tfloat32": 11}
@@ -69,6 +70,54 @@ class EncodedMap:
         return encode_map(cell, self._encoded.ctypes.data, self._arguments.ctypes.data)
 
 
+@frozen(slots=False)
+class Corners:
+    """Where windows lie: the first and the last place of each axis, and from one to the next.
+
+    Axes go from the last to the first. The first place is counted from the array's first element,
+    the last from the array's last.
+    """
+
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    strides: tuple[int, ...]
+    element_strides: tuple[int, ...] = ()
+    """Elements from one to the next along each axis and from image to image; empty: no gaps."""
+
+
+class EncodedWindows:
+    """A map of the windows of a value, encoded for the address it has."""
+
+    def __init__(
+        self, driver: Driver, parameter: TensorMap, shape: Sequence[int], corners: Corners
+    ) -> None:
+        self._storage = (ctypes.c_ubyte * (_MAP_BYTES + _MAP_ALIGNMENT))()
+        first = ctypes.addressof(self._storage)
+        self.place = -(-first // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
+        rank, item = len(parameter.axes), _ITEM_BYTES[parameter.dtype]
+        contiguous = [prod(shape[axis + 1 :]) for axis in reversed(range(rank - 1))]
+        strides = [item * step for step in corners.element_strides or contiguous]
+        driver.function("cuTensorMapEncodeIm2col")  # an old driver has none
+        arrays: tuple[Any, ...] = (
+            (ctypes.c_uint64 * rank)(*reversed(shape)),
+            (ctypes.c_uint64 * (rank - 1))(*strides),
+            (ctypes.c_int * (rank - 2))(*corners.lower),
+            (ctypes.c_int * (rank - 2))(*corners.upper),
+            (ctypes.c_uint32 * rank)(1, *corners.strides, 1),
+        )
+        *before, steps = map(ctypes.addressof, arrays)
+        self._encoded: Array = np.array([-1], np.int64)
+        self._arguments: Array = np.array(
+            [self.place, _MAP_TYPES[parameter.dtype], rank, *before, *parameter.box, steps,
+             _NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_128, _ZEROS_OUTSIDE], np.int64,
+        )  # fmt: skip
+        self._held = arrays
+
+    def refresh_record(self, cell: int) -> Record:
+        """What encodes it for the address in a cell, if it was for another."""
+        return encode_windows(cell, self._encoded.ctypes.data, self._arguments.ctypes.data)
+
+
 def bind_parameters(
     binding: Binding,
     launch: Launch,
@@ -79,10 +128,12 @@ def bind_parameters(
     workspace_bytes: int = 0,
     counters: int = 0,
     cells: Mapping[str, int] | None = None,
+    corners: Mapping[str, Corners] | None = None,
 ) -> tuple[list[int], Run]:
     """The addresses of a kernel's parameters, and what encodes its maps where values have moved.
 
-    `cells` are the addresses of cells of parameters that are no values of the plan.
+    `cells` are the addresses of cells of parameters that are no values of the plan, `corners` say
+    where the windows of maps of windows lie.
     """
     table: list[int] = []
     maps: list[Record] = []
@@ -90,7 +141,14 @@ def bind_parameters(
         name = parameter.name
         if isinstance(parameter, TensorMap):
             whole, offset, strides = _place_of(values[name])
-            encoded = EncodedMap(binding.stream.driver, parameter, shapes[name], strides)
+            encoded: EncodedMap | EncodedWindows
+            if isinstance(parameter, WindowMap):
+                assert corners is not None
+                assert not strides, "windows are read of values that lie without gaps"
+                given = parameter, shapes[name], corners[name]
+                encoded = EncodedWindows(binding.stream.driver, *given)
+            else:
+                encoded = EncodedMap(binding.stream.driver, parameter, shapes[name], strides)
             binding.keep(encoded)
             cell = binding.cell(launch, whole)
             if offset:
@@ -146,10 +204,11 @@ def written_kernel_run(
     workspace_bytes: int = 0,
     counters: int = 0,
     cells: Mapping[str, int] | None = None,
+    corners: Mapping[str, Corners] | None = None,
 ) -> Run:
     """What launches a kernel that is written as PTX, given its values, their shapes and words."""
     table, refresh = bind_parameters(
-        binding, launch, kernel.parameters, *given, workspace_bytes, counters, cells
+        binding, launch, kernel.parameters, *given, workspace_bytes, counters, cells, corners
     )
     function = loaded_function(
         kernel.name, kernel.text, kernel.shared_bytes, binding.stream.device.ordinal

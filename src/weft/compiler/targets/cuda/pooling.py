@@ -2,7 +2,8 @@
 
 A loop over windows that adds to elements would have to go one by one. Here the first launch finds
 for each window the number of its first largest tap; in the second each element adds up, in the
-order of taps, the cotangents of those windows in which it is that tap.
+order of taps, the cotangents of those windows in which it is that tap. Neighbours are channels:
+which windows there are is the same for all of them, so they are read as vectors.
 """
 
 from __future__ import annotations
@@ -16,18 +17,17 @@ import numpy as np
 from weft.compiler.graph_passes.channels_last_primitives import window_max_gradient
 from weft.compiler.lowering.builder import ZERO, all_conditions, is_within, widen_element
 from weft.compiler.plan.launch import Launch, Value
-from weft.compiler.targets.cuda.convolutions import (
+from weft.compiler.targets.cuda.loop_nests import (
     loop_launch,
     loop_nest,
-    place_of_tap,
     row_major_offset,
 )
-from weft.core.dtypes import INDEX, bfloat16, float16, float32, int32
+from weft.core.dtypes import INDEX, bfloat16, float16, float32, int8, int32
 from weft.core.records import frozen
 from weft.core.types import TensorType
 from weft.ir import scalars
 from weft.ir.graph import GraphNode, Variable
-from weft.ir.loops import Accumulate, Kernel, Let, Statement, Store, Update
+from weft.ir.loops import Kernel, Let, Statement, Store
 from weft.ir.scalars import Buffer, Scalar, const
 
 MOST_TAPS = 64
@@ -59,6 +59,14 @@ class _Windows:
     low: tuple[int, ...]
     dilation: tuple[int, ...]
 
+    def is_whole(self, axis: int) -> bool:
+        """Whether windows along an axis are its elements, one by one: that of the channels."""
+        return (
+            self.window[axis] == self.strides[axis] == 1
+            and self.low[axis] == 0
+            and self.counts[axis] == self.size[axis]
+        )
+
 
 def pooling_gradient_launches(node: GraphNode) -> list[Launch]:
     """The two launches."""
@@ -70,17 +78,17 @@ def pooling_gradient_launches(node: GraphNode) -> list[Launch]:
         tuple(params["strides"]), tuple(low for low, _ in params["padding"]),
         tuple(params["dilation"]),
     )  # fmt: skip
-    largest = Variable(TensorType(int32, counts))
+    largest = Variable(TensorType(int8, counts))
     return [_largest_taps(windows, x, largest), _sums(windows, ct, largest, node.results[0])]
 
 
 def _largest_taps(windows: _Windows, x: Value, largest: Variable) -> Launch:
     """The number of each window's first largest tap; NaN exceeds all numbers."""
-    source, target = Buffer("x", x.type.dtype), Buffer("out", int32, "write")
+    source, target = Buffer("x", x.type.dtype), Buffer("out", int8, "write")
     row = scalars.index("n")
     places = [scalars.index(f"p{axis}") for axis in range(len(windows.counts))]
     lowest = const(-np.inf, float32)
-    best, found = lowest, const(-1, INDEX)
+    best, found = lowest, const(-1, int32)
     body: list[Statement] = []
     for number, tap in enumerate(product(*map(range, windows.window))):
         at = [
@@ -90,26 +98,30 @@ def _largest_taps(windows: _Windows, x: Value, largest: Variable) -> Launch:
             )
         ]
         inside = all_conditions(
-            [is_within(a, const(dim, INDEX)) for a, dim in zip(at, windows.size, strict=True)]
+            [
+                is_within(a, const(dim, INDEX))
+                for axis, (a, dim) in enumerate(zip(at, windows.size, strict=True))
+                if not windows.is_whole(axis)
+            ]
         )
-        assert inside is not None
         offset = row_major_offset([row, *at], [windows.lead, *windows.size])
         loaded = scalars.load(source, offset, inside, scalars.cast(lowest, source.dtype))
         value, where, most = (
             scalars.local(f"{name}{number}", dtype)
-            for name, dtype in (("value", float32), ("found", INDEX), ("best", float32))
+            for name, dtype in (("value", float32), ("found", int32), ("best", float32))
         )
         first_nan = scalars.and_(scalars.not_equal(value, value), scalars.equal(best, best))
-        better = scalars.or_(scalars.less(best, value), scalars.less(found, ZERO))
-        better = scalars.and_(scalars.or_(better, first_nan), inside)
+        better = scalars.or_(scalars.less(best, value), scalars.less(found, const(0, int32)))
+        better = scalars.or_(better, first_nan)
+        better = better if inside is None else scalars.and_(better, inside)
         body += [
             Let(value, scalars.cast(widen_element(loaded), float32)),
-            Let(where, scalars.select(better, const(number, INDEX), found)),
+            Let(where, scalars.select(better, const(number, int32), found)),
             Let(most, scalars.select(better, value, best)),
         ]
         best, found = most, where
     own = row_major_offset([row, *places], [windows.lead, *windows.counts])
-    body.append(Store(target, own, scalars.cast(found, int32)))
+    body.append(Store(target, own, scalars.cast(found, int8)))
     loops = [(row, windows.lead), *zip(places, windows.counts, strict=True)]
     kernel = Kernel("largest taps", (source, target), (), loop_nest(loops, body))
     return loop_launch(kernel, (x, largest), largest)
@@ -117,48 +129,63 @@ def _largest_taps(windows: _Windows, x: Value, largest: Variable) -> Launch:
 
 def _sums(windows: _Windows, ct: Value, largest: Variable, dx: Variable) -> Launch:
     """Each element's sum of the cotangents of windows whose largest tap it is, in float32."""
-    given, taps = Buffer("ct", ct.type.dtype), Buffer("largest", int32)
+    given, taps = Buffer("ct", ct.type.dtype), Buffer("largest", int8)
     target = Buffer("out", dx.type.dtype, "write")
-    row, tap = scalars.index("n"), scalars.index("t")
+    row = scalars.index("n")
     places = [scalars.index(f"h{axis}") for axis in range(len(windows.size))]
-    at, inside = _window_of_tap(windows, places, tap)
-    own = row_major_offset([row, *at], [windows.lead, *windows.counts])
-    is_largest = scalars.equal(
-        scalars.cast(scalars.load(taps, own, inside, const(-1, int32)), INDEX), tap
-    )
-    value = scalars.load(given, own, scalars.and_(inside, is_largest))
-    total = scalars.local("total", float32)
-    update = Update(total, "add", scalars.cast(widen_element(value), float32))
-    body = (
-        Accumulate(tap, const(prod(windows.window), INDEX), (update,)),
-        Store(
-            target,
-            row_major_offset([row, *places], [windows.lead, *windows.size]),
-            scalars.cast(total, target.dtype),
-        ),
-    )
+    total: Scalar = const(0.0, float32)
+    body: list[Statement] = []
+    for number, chosen in enumerate(product(*_windows_of(windows, places))):
+        inside = all_conditions([each for window in chosen for each in window.conditions])
+        at = [window.place for window in chosen]
+        own = row_major_offset([row, *at], [windows.lead, *windows.counts])
+        tap = row_major_offset([window.tap for window in chosen], windows.window)
+        # Both are read for all channels at once: which of them is the largest tap is asked later.
+        found = scalars.cast(scalars.load(taps, own, inside, const(-1, int8)), int32)
+        value = scalars.cast(widen_element(scalars.load(given, own, inside)), float32)
+        value = scalars.select(
+            scalars.equal(found, scalars.cast(tap, int32)), value, const(0.0, float32)
+        )
+        sum_so_far = scalars.local(f"total{number}", float32)
+        body.append(Let(sum_so_far, total + value))
+        total = sum_so_far
+    place = row_major_offset([row, *places], [windows.lead, *windows.size])
+    body.append(Store(target, place, scalars.cast(total, target.dtype)))
     loops = [(row, windows.lead), *zip(places, windows.size, strict=True)]
     kernel = Kernel("sums of windows", (given, taps, target), (), loop_nest(loops, body))
     return loop_launch(kernel, (ct, largest, dx), dx)
 
 
-def _window_of_tap(
-    windows: _Windows, places: Sequence[Scalar], tap: Scalar
-) -> tuple[list[Scalar], Scalar]:
-    """The window in which an element is a tap, and whether there is one."""
-    at: list[Scalar] = []
-    conditions: list[Scalar] = []
-    steps = zip(
-        places, place_of_tap(tap, windows.window), windows.strides, windows.dilation, windows.low,
-        windows.counts, strict=True,
-    )  # fmt: skip
-    for place, k, stride, step, low, count in steps:
-        start = place + low - k * step
-        window = start // stride if stride > 1 else start
-        if stride > 1:
-            conditions.append(scalars.equal(window * stride, start))
-        conditions.append(is_within(window, const(count, INDEX)))
-        at.append(window)
-    inside = all_conditions(conditions)
-    assert inside is not None
-    return at, inside
+@frozen(slots=False)
+class _SeenBy:
+    """A window that may see an element, along one axis: where it is, as which tap, and if so."""
+
+    place: Scalar
+    tap: Scalar
+    conditions: tuple[Scalar, ...]
+
+
+def _windows_of(windows: _Windows, places: Sequence[Scalar]) -> list[list[_SeenBy]]:
+    """The windows that may see an element, along each axis, in the order of its taps there."""
+    found = []
+    for axis, place in enumerate(places):
+        if windows.is_whole(axis):
+            found.append([_SeenBy(place, ZERO, ())])
+            continue
+        stride, step = windows.strides[axis], windows.dilation[axis]
+        reach = (windows.window[axis] - 1) * step + 1
+        start = place + windows.low[axis]
+        last = start // stride if stride > 1 else start
+        candidates = []
+        for back in range(-(-reach // stride)):
+            window = last - back
+            distance = start - window * stride
+            tap = distance // step if step > 1 else distance
+            conditions = [is_within(window, const(windows.counts[axis], INDEX))]
+            if reach % stride:
+                conditions.append(scalars.less(distance, const(reach, INDEX)))
+            if step > 1:
+                conditions.append(scalars.equal(tap * step, distance))
+            candidates.append(_SeenBy(window, tap, tuple(conditions)))
+        found.append(candidates)
+    return found

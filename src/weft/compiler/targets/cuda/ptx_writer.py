@@ -32,6 +32,7 @@ __all__ = [
     "Pointer",
     "TensorMap",
     "Value",
+    "WindowMap",
     "Word",
     "at",
     "braces",
@@ -72,6 +73,15 @@ class TensorMap(Parameter):
     dtype: str
     axes: tuple[str, ...]
     box: tuple[int, ...]
+
+
+@frozen(slots=False)
+class WindowMap(TensorMap):
+    """The description of an array [images, *size, channels] for bulk copies of its windows.
+
+    `axes` goes from the channels to the images; `box` is how many channels, and of how many places,
+    one copy takes. Where places lie is said when the map is encoded.
+    """
 
 
 @frozen(slots=False)
@@ -185,9 +195,15 @@ class Kernel:
     """One kernel that is being written: its parameters, registers and instructions in order."""
 
     def __init__(
-        self, name: str, parameters: Sequence[Parameter], threads: int, blocks: int = 1
+        self,
+        name: str,
+        parameters: Sequence[Parameter],
+        threads: int,
+        blocks: int = 1,
+        target: str = "sm_90a",
     ) -> None:
         self.name = name
+        self.target = target
         self.parameters = tuple(parameters)
         self.threads = threads
         self._blocks = blocks
@@ -328,7 +344,7 @@ class Kernel:
         return "\n".join(
             [
                 ".version 8.3",
-                ".target sm_90a",
+                f".target {self.target}",
                 ".address_size 64",
                 *self._shared,
                 f".visible .entry {self.name}(",

@@ -26,10 +26,12 @@ THREADS = 256
 _WARPS = THREADS // 32
 ROWS, COLUMNS = 16, 768
 """Rows and columns of the table that a block holds."""
+AT_ONCE = 8
+"""Indices that a thread looks at before the block adds what was found: it waits once for all."""
 _LIST = ROWS * COLUMNS * 4
-_COUNTS = _LIST + 8 * THREADS
-_BYTES = _COUNTS + 4 * _WARPS
-"""Where in shared memory the list and the warps' counts begin, and the end: 51 KB."""
+_COUNTS = _LIST + 8 * THREADS * AT_ONCE
+_BYTES = _COUNTS + 4 * _WARPS * AT_ONCE
+"""Where in shared memory the list and the warps' counts begin, and the end: 64 KB."""
 FEWEST_UPDATES = 256
 """Fewer updates than these are added by a loop."""
 
@@ -119,39 +121,52 @@ class _Writer:
             kernel.do("bar.sync", 0)
             self._add_rows(total)
             kernel.do("bar.sync", 0)
-            kernel.assign(start, start + THREADS)
+            kernel.assign(start, start + THREADS * AT_ONCE)
         self._move_table("out", store=True)
 
     def _list_matches(self, indices: Value, start: Value) -> Value:
         """Put the chunk's updates of the block's rows into the list, in order; how many."""
         kernel = self.kernel
-        number = start + self.thread
+        numbers = [start + self.thread + THREADS * part for part in range(AT_ONCE)]
+        loaded = [kernel.variable("u64", 0, "index") for _ in numbers]
+        for number, index in zip(numbers, loaded, strict=True):
+            exists = number < self.count
+            kernel.do("ld.global.u64", index, at(kernel.address(indices, number, 8)), when=exists)
+        found = [self._look_at(*pair) for pair in zip(numbers, loaded, strict=True)]
+        leads, counts = self.lane.equals(0), self.shared + _COUNTS
+        places: list[Value] = []
+        for part, (_, _, matches) in enumerate(found):
+            ballot = kernel.let("b32", "vote.sync.ballot.b32", matches, "0xffffffff")
+            before = kernel.let("u32", "mov.u32", "%lanemask_lt")
+            below = kernel.let("b32", "and.b32", ballot, before)
+            places.append(kernel.let("u32", "popc.b32", below))
+            count = kernel.let("u32", "popc.b32", ballot)
+            cell = at(counts + self.warp * 4, 4 * _WARPS * part)
+            kernel.do("st.shared.u32", cell, count, when=leads)
+        kernel.do("bar.sync", 0)
+        total = kernel.variable("u32", 0, "total")
+        is_own = [self.warp.equals(warp) for warp in range(_WARPS)]
+        for part, (number, row, matches) in enumerate(found):
+            own = kernel.variable("u32", 0, "own")
+            for warp in range(_WARPS):
+                kernel.assign(own, total, when=is_own[warp])
+                count = kernel.let("u32", "ld.shared.u32", at(counts, 4 * (_WARPS * part + warp)))
+                kernel.assign(total, total + count)
+            entry = self.shared + _LIST + (own + places[part]) * 8
+            kernel.do("st.shared.u32", at(entry), number, when=matches)
+            kernel.do("st.shared.u32", at(entry, 4), row, when=matches)
+        return total
+
+    def _look_at(self, number: Value, index: Value) -> tuple[Value, Value, Value]:
+        """An update's number, its row in the block, and whether it is one of the block's."""
+        kernel = self.kernel
         exists = number < self.count
-        index = kernel.variable("u64", 0, "index")
-        kernel.do("ld.global.u64", index, at(kernel.address(indices, number, 8)), when=exists)
         rows = kernel.let("u64", "cvt.u64.u32", self.rows)
         is_wrong = exists & (index >= rows)  # negative numbers are large ones without a sign
         one_block = is_wrong & self.is_first
         kernel.do("st.global.u32", at(kernel.parameter("error")), 1, when=one_block)
         row = kernel.let("u32", "cvt.u32.u64", index) - self.first_row
-        matches = exists & ~is_wrong & (row < ROWS)
-        ballot = kernel.let("b32", "vote.sync.ballot.b32", matches, "0xffffffff")
-        before = kernel.let("u32", "mov.u32", "%lanemask_lt")
-        place = kernel.let("u32", "popc.b32", kernel.let("b32", "and.b32", ballot, before))
-        count = kernel.let("u32", "popc.b32", ballot)
-        leads = self.lane.equals(0)
-        counts = self.shared + _COUNTS
-        kernel.do("st.shared.u32", at(counts + self.warp * 4), count, when=leads)
-        kernel.do("bar.sync", 0)
-        total, own = kernel.variable("u32", 0, "total"), kernel.variable("u32", 0, "own")
-        for warp in range(_WARPS):
-            kernel.assign(own, total, when=self.warp.equals(warp))
-            count = kernel.let("u32", "ld.shared.u32", at(counts, 4 * warp))
-            kernel.assign(total, total + count)
-        entry = self.shared + _LIST + (own + place) * 8
-        kernel.do("st.shared.u32", at(entry), number, when=matches)
-        kernel.do("st.shared.u32", at(entry, 4), row, when=matches)
-        return total
+        return number, row, exists & ~is_wrong & (row < ROWS)
 
     def _add_rows(self, total: Value) -> None:
         kernel = self.kernel

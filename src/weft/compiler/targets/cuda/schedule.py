@@ -22,9 +22,11 @@ iterations are independent. There are two kinds of bodies:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 
+from weft.compiler.fusion.long_sums import substitute_scalars
 from weft.compiler.targets.cuda.machine import WARP
 from weft.compiler.targets.llvm.values import at_zero
 from weft.core.dtypes import INDEX
@@ -33,6 +35,7 @@ from weft.ir.loops import (
     Accumulate,
     For,
     Kernel,
+    Let,
     Statement,
     Store,
     evaluate,
@@ -41,7 +44,7 @@ from weft.ir.loops import (
     walk,
     written_buffers,
 )
-from weft.ir.scalars import Buffer, Scalar, coefficient, const, is_const, nodes_in_order
+from weft.ir.scalars import Buffer, Scalar, coefficient, const, is_const, local, nodes_in_order
 
 BLOCK = 256
 """Threads of a block that work alone."""
@@ -123,7 +126,9 @@ def schedule(kernel: Kernel) -> Schedule:
     """The layout of a kernel, which depends on the kernel only."""
     grid, body = _nest(kernel)
     if grid and grid[-1].is_vector and not _is_row(grid, body):
-        return Schedule(kernel, grid, body, grid[-1], 1, _element_width(grid, body))
+        width = _element_width(grid, body)
+        grid = _with_several_rows(grid, width)
+        return Schedule(kernel, grid, grid[-1].body, grid[-1], 1, width)
     loops = list(team_loops(body))
     width = _row_width(loops)
     return Schedule(kernel, grid, body, None, _team(loops, width), width)
@@ -229,6 +234,66 @@ def _is_row(grid: tuple[For, ...], body: tuple[Statement, ...]) -> bool:
     longest = max([upper_bound(loop.extent) or 0 for loop in loops], default=0)
     total = prod(int(x.detail) if x.op == "const" else ENOUGH for x in extents)
     return longest >= LONG and total < FEW_ELEMENTS
+
+
+# --- several rows for a thread -------------------------------------------------------------------
+
+ROW_COUNTS = (4, 7, 5, 3, 2)
+"""How many rows a thread may take, in the order in which they are tried."""
+MOST_ROW_LOADS = 28
+"""Loads of all rows of a thread together, at most: they are under way at once, in registers."""
+ROW_THREADS = 4 * ENOUGH
+"""Threads that are left at least."""
+
+
+def _with_several_rows(grid: tuple[For, ...], width: int) -> tuple[For, ...]:
+    """The grid with a few rows for each thread, where all rows share some of what they read.
+
+    The numbers of a channel, say, are then read once for several places.
+    """
+    if len(grid) < 2 or any(loop.extent.op != "const" for loop in grid):
+        return grid
+    *outer, row, vector = grid
+    if not all(isinstance(each, Let | Store) for each in vector.body):
+        return grid
+    offsets = {offset for _, offset in _accesses(vector.body) if vector.index in offset.variables}
+    own = [offset for offset in offsets if row.index in offset.variables]
+    extent, total = int(row.extent.detail), prod(int(each.extent.detail) for each in grid)
+    fitting = [
+        count
+        for count in ROW_COUNTS
+        if extent % count == 0
+        and count * len(own) <= MOST_ROW_LOADS
+        and total // (width * count) >= ROW_THREADS
+    ]
+    if len(own) == len(offsets) or not fitting:
+        return grid
+    count = fitting[0]
+    rows = replace(row, extent=const(extent // count, INDEX))
+    body = [each for k in range(count) for each in _body_of_row(vector.body, row.index, count, k)]
+    return (*outer, rows, replace(vector, body=tuple(body)))
+
+
+def _body_of_row(
+    body: tuple[Statement, ...], index: Scalar, count: int, row: int
+) -> Iterator[Let | Store]:
+    """The statements of one of a thread's rows, with locals of its own."""
+    known: dict[Scalar, Scalar] = {index: index * count + row}
+    for statement in body:
+        if isinstance(statement, Let):
+            value = substitute_scalars(statement.value, known)
+            variable = local(f"{statement.variable.detail}.{row}", statement.variable.dtype)
+            known[statement.variable] = variable
+            yield Let(variable, value)
+            continue
+        assert isinstance(statement, Store)
+        where = None if statement.where is None else substitute_scalars(statement.where, known)
+        yield Store(
+            statement.buffer,
+            substitute_scalars(statement.offset, known),
+            substitute_scalars(statement.value, known),
+            where,
+        )
 
 
 # --- teams ---------------------------------------------------------------------------------------
@@ -349,7 +414,9 @@ def buffers_read(body: tuple[Statement, ...]) -> frozenset[Buffer]:
 
 def _element_width(grid: tuple[For, ...], body: tuple[Statement, ...]) -> int:
     loop = grid[-1]
-    width = _width([loop], ELEMENT_BYTES)
+    outer = frozenset(each.index for each in grid[:-1])
+    # What all rows share is read seldom: it may take several loads where the rest takes one.
+    width = _width([loop], ELEMENT_BYTES, frozenset() if has_loops(body) else outer)
     if len(grid) > 1:  # rows begin anew, so that they must consist of whole vectors
         while not multiple_of(loop.extent, width):
             width //= 2
@@ -366,8 +433,13 @@ def _row_width(loops: list[For | Accumulate]) -> int:
     return width
 
 
-def _width(loops: list[For | Accumulate] | list[For], most: int) -> int:
-    """How many neighbours a thread takes: those of aligned vectors of the widest dtype."""
+def _width(
+    loops: list[For | Accumulate] | list[For], most: int, rows: frozenset[Scalar] = frozenset()
+) -> int:
+    """How many neighbours a thread takes: those of aligned vectors of the widest dtype.
+
+    With `rows`, only accesses that depend on one of these indices say how wide that is.
+    """
     width = most
     some = False
     for loop in loops:
@@ -375,8 +447,9 @@ def _width(loops: list[For | Accumulate] | list[For], most: int) -> int:
             step = coefficient(offset, loop.index)
             if step is None or not is_const(step, 1):
                 continue
-            some = True
-            width = min(width, max(1, most // buffer.dtype.itemsize))
+            if not rows or offset.variables & rows:
+                some = True
+                width = min(width, max(1, most // buffer.dtype.itemsize))
             rest = at_zero(offset, loop.index)
             while not multiple_of(rest, width):
                 width //= 2

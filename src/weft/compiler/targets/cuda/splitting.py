@@ -32,6 +32,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.compiler.fusion.long_sums import substitute_scalars
+from weft.compiler.targets.cuda.merging import merge_accumulations, unroll_sums
 from weft.compiler.targets.cuda.schedule import schedule
 from weft.core.records import frozen
 from weft.ir.loops import (
@@ -63,6 +64,9 @@ LONGEST_ROW = 256 * 1024
 
 def split_kernel(kernel: Kernel) -> Split:
     """A kernel with its long sums in launches of their own; itself alone, where it has none."""
+    kernel = merge_accumulations(kernel)
+    if schedule(kernel).vector is not None:
+        kernel = unroll_sums(kernel)
     if kernel.parallel is not None and schedule(kernel).team > 1:
         kernel = replace(kernel, body=_with_whole_rows(kernel.body))
     if kernel.parallel is not None or kernel.scratch:

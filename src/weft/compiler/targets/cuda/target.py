@@ -22,8 +22,10 @@ from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cuda import control
 from weft.compiler.targets.cuda.attention.binding import attention_launch, is_attention
 from weft.compiler.targets.cuda.attention.head_views import is_viewed, view_heads, viewed_launch
+from weft.compiler.targets.cuda.capabilities import has_warp_products, has_warpgroup_products
 from weft.compiler.targets.cuda.code import begin_kernels
-from weft.compiler.targets.cuda.convolutions import convolution_launches, is_convolution
+from weft.compiler.targets.cuda.convolution import binding as convolution_binding
+from weft.compiler.targets.cuda.convolution.launches import convolution_launches, is_convolution
 from weft.compiler.targets.cuda.cross_entropy import (
     cross_entropy_launch,
     fuse_cross_entropy,
@@ -56,10 +58,8 @@ from weft.compiler.targets.target import Array, Executable, Observer
 from weft.ir.graph import Graph, GraphNode, Literal
 from weft.ir.loops import Kernel
 
-__all__ = ["CUDA", "CudaTarget", "control", "cuda_target"]
+__all__ = ["CUDA", "CudaTarget", "control", "convolution_binding", "cuda_target"]
 
-HOPPER = (9, 0)
-"""The compute capability whose products are written as PTX; on others they are loops."""
 CUDA_LIMITS = Limits(
     passes=PassLimits(
         recognized_queries=1 << 40,
@@ -67,7 +67,15 @@ CUDA_LIMITS = Limits(
         sums_by_image=False,
         mask_operations=0,
     ),
-    fusion=FusionLimits(divided_join_elements=1 << 62),
+    fusion=FusionLimits(
+        divided_join_elements=1 << 62,
+        chunk_rows=64,
+        fewest_chunk_rows=4,
+        most_chunk_rows=128,
+        chunk_vectors=1 << 16,
+        recomputed_reads=2,
+        stores_narrow_floats=True,
+    ),
     lowering=LoweringLimits(guards_places=True),
     plan=PlanLimits(fused_launches=0, filling_chunks=0.0),
     rates=Rates(5e14, 3e14, 1e13, 4e12, 1e12),
@@ -107,7 +115,7 @@ class CudaTarget:
     @property
     def passes(self) -> tuple[Pass, ...]:
         """See `Target`."""
-        return HOPPER_PASSES if self._has_warpgroups() else PASSES
+        return HOPPER_PASSES if has_warpgroup_products(self.ordinal) else PASSES
 
     def target_at(self, index: int) -> CudaTarget:
         """See `Target`."""
@@ -119,19 +127,19 @@ class CudaTarget:
 
     def has_convolution(self, node: GraphNode) -> bool:
         """See `Target`."""
-        return self._has_warpgroups() and is_convolution(node)
+        return self._has_products() and is_convolution(node)
 
     def has_attention(self, node: GraphNode) -> bool:
         """See `Target`."""
-        return self._has_warpgroups() and is_attention(node)
+        return has_warpgroup_products(self.ordinal) and is_attention(node)
 
     def takes(self, node: GraphNode) -> bool:
         """See `Target`."""
-        kinds = (
-            is_product, is_attention, is_viewed, is_row_scatter, is_pooling_gradient,
-            self._is_convolution, is_cross_entropy,
-        )  # fmt: skip
-        return self._has_warpgroups() and any(is_one(node) for is_one in kinds)
+        for_hopper = (is_attention, is_viewed, is_row_scatter, is_cross_entropy)
+        if has_warpgroup_products(self.ordinal) and any(is_one(node) for is_one in for_hopper):
+            return True
+        kinds = (is_product, is_pooling_gradient, self._is_convolution)
+        return self._has_products() and any(is_one(node) for is_one in kinds)
 
     def _is_convolution(self, node: GraphNode) -> bool:
         return node.primitive in CHANNELS_LAST and is_convolution(node)
@@ -141,7 +149,9 @@ class CudaTarget:
         if not self.takes(node):
             return None
         if self._is_convolution(node):
-            return convolution_launches(node)
+            has_copies = has_warpgroup_products(self.ordinal)
+            count = device(self.ordinal).multiprocessors if is_available() else 132
+            return convolution_launches(node, reads_windows=has_copies, multiprocessors=count)
         if is_pooling_gradient(node):
             return pooling_gradient_launches(node)
         if is_row_scatter(node):
@@ -152,8 +162,8 @@ class CudaTarget:
             return [cross_entropy_launch(node)]
         return [attention_launch(node) if is_attention(node) else product_launch(node)]
 
-    def _has_warpgroups(self) -> bool:
-        return not is_available() or device(self.ordinal).capability == HOPPER
+    def _has_products(self) -> bool:
+        return has_warp_products(self.ordinal)
 
     def start(self) -> None:
         """See `Target`: the driver is there."""

@@ -24,6 +24,7 @@ __all__ = [
     "Thread",
     "bulk_load",
     "bulk_store",
+    "bulk_window_load",
     "descriptor",
     "initialize_barrier",
     "packed_pair",
@@ -155,6 +156,30 @@ def bulk_load(
         at(target),
         f"[{source}, {braces(coordinates)}]",
         at(barrier),
+    )
+
+
+def bulk_window_load(
+    kernel: Kernel,
+    source: Value,
+    coordinates: Sequence[Operand],
+    offsets: Sequence[Value],
+    target: Value,
+    barrier: Value,
+) -> None:
+    """Start a copy of a tap of windows into shared memory; it completes on the barrier.
+
+    `coordinates` are the first channel, the first place along each axis from the last, and its
+    image; `offsets` say how far the tap is from the place, in the same order.
+    """
+    short = [kernel.let("b16", "cvt.u16.u32", offset) for offset in offsets]
+    kernel.do(
+        f"cp.async.bulk.tensor.{len(coordinates)}d"
+        ".shared::cluster.global.im2col.mbarrier::complete_tx::bytes",
+        at(target),
+        f"[{source}, {braces(coordinates)}]",
+        at(barrier),
+        braces(short),
     )
 
 

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from functools import cache, lru_cache
 from hashlib import sha256
 
-from weft.compiler.lowering.matrix_products import arrange_operands, form_of
+from weft.compiler.lowering.matrix_products import Product, arrange_operands, form_of
 from weft.compiler.plan.launch import Kind, Launch, Value, one
 from weft.compiler.targets.cuda.binding import Binding, Run, binder
-from weft.compiler.targets.cuda.device import device
+from weft.compiler.targets.cuda.capabilities import has_warpgroup_products
 from weft.compiler.targets.cuda.parameters import written_kernel_run
 from weft.compiler.targets.cuda.products.choice import best_plan, kernel_of, launch
 from weft.compiler.targets.cuda.products.description import (
@@ -35,14 +35,23 @@ from weft.compiler.targets.cuda.products.fused import (
     describe_fused,
     is_fused,
 )
-from weft.ir.graph import Graph, GraphNode, Variable
+from weft.core.dtypes import float32
+from weft.core.errors import ArgumentError
+from weft.core.settings import settings
+from weft.core.shapes import size
+from weft.ir.graph import Atom, Graph, GraphNode, Variable
 from weft.ir.walking import Tally
 from weft.ops.contraction import dot
+from weft.ops.movement import transpose
 
 __all__ = [
     "MULTIPLIED", "arrange_products", "bind_product", "chosen_kernel", "is_product",
     "product_launch",
 ]  # fmt: skip
+WAYS = ("exact", "tfloat32")
+"""What `settings.float32_products` may be."""
+FEWEST_ROUNDED = 1 << 21
+"""Multiplications from which float32 is brought to tensor cores, where that is asked for."""
 ROW_ALIGNMENT = 16
 """What the bytes of a row are a multiple of, for copies in bulk."""
 
@@ -56,12 +65,58 @@ def is_product(node: GraphNode) -> bool:
     )
 
 
+def _rounds_float32() -> bool:
+    """Whether tensor cores multiply float32, as tfloat32."""
+    way = settings.float32_products
+    if way not in WAYS:
+        raise ArgumentError(
+            "settings",
+            "products of float32 are made in one of two ways",
+            expected=" or ".join(map(repr, WAYS)),
+            got={"float32_products": way},
+            fix='wf.settings.float32_products = "tfloat32"',
+        )
+    return way == "tfloat32"
+
+
+def _is_rounded(form: Product) -> bool:
+    """Whether a product is large enough for tensor cores, and its rows are whole 16 bytes."""
+    count = size(form.shape)
+    whole = isinstance(form.shape[3], int) and form.shape[3] % (ROW_ALIGNMENT // 4) == 0
+    is_large = isinstance(count, int) and count >= FEWEST_ROUNDED
+    return form.dtype is float32 and whole and is_large and _rounds_float32()
+
+
+def _with_rows_inside(node: GraphNode, form: Product) -> list[GraphNode]:
+    """A product whose operands have the summed axis last, as tensor cores read float32."""
+    nodes: list[GraphNode] = []
+    operands: list[Atom] = []
+    stack = len(node.params["batch"][0])
+    sides = zip(node.operands, node.params["contract"], form.turned, (False, True), strict=True)
+    inner: list[tuple[int, ...]] = []
+    for operand, summed, turned, wanted in sides:
+        if turned != wanted:
+            rest = tuple(a for a in range(stack, operand.type.ndim) if a not in summed)
+            order = (*range(stack), *rest, *sorted(summed))
+            kind = operand.type.with_shape(tuple(operand.type.shape[axis] for axis in order))
+            turn = Variable(kind)
+            nodes.append(GraphNode(transpose, (operand,), {"order": order}, (turn,), node.location))
+            operand, summed = turn, tuple(range(kind.ndim - len(summed), kind.ndim))
+        operands.append(operand)
+        inner.append(tuple(summed))
+    params = {"contract": tuple(inner), "batch": node.params["batch"]}
+    return [*nodes, GraphNode(dot, tuple(operands), params, node.results, node.location)]
+
+
 def arrange_products(graph: Graph, tally: Tally) -> Graph:
     """The graph with operands of products in an order that kernels take."""
     nodes: list[GraphNode] = []
     for node in graph.nodes:
         is_odd = node.primitive is dot and node.operands[0].type.dtype in MULTIPLIED
-        arranged = arrange_operands(node) if is_odd and form_of(node) is None else [node]
+        form = form_of(node) if is_odd else None
+        arranged = arrange_operands(node) if is_odd and form is None else [node]
+        if form is not None and form.turned != (False, True) and _is_rounded(form):
+            arranged = _with_rows_inside(node, form)
         if len(arranged) > 1:
             tally["transpose"] += len(arranged) - 1
         nodes += arranged
@@ -76,9 +131,13 @@ def product_launch(node: GraphNode) -> Launch:
     assert form is not None
     turns = ["t" if turned else "n" for turned in form.turned]
     return Launch(
-        Kind.PRODUCT, "dot", ("product", form.dtype.name, *turns),
+        Kind.PRODUCT, "dot", ("product", _multiplied_as(form), *turns),
         (*node.operands, *node.results), node.results, form.numbers, one, one,
     )  # fmt: skip
+
+
+def _multiplied_as(form: Product) -> str:
+    return "tfloat32" if form.turned == (False, True) and _is_rounded(form) else form.dtype.name
 
 
 def _fused_launch(node: GraphNode) -> Launch:
@@ -86,9 +145,9 @@ def _fused_launch(node: GraphNode) -> Launch:
     fused = describe_fused(graph)
     turns = ["t" if turned else "n" for turned in fused.form.turned]
     digest = sha256(str(graph).encode()).hexdigest()[:16]
-    names = [each.primitive.name for each in graph.nodes]
+    symbol = "product", _multiplied_as(fused.form), *turns, digest
     return Launch(
-        Kind.PRODUCT, f"dot+{len(names) - 1}", ("product", fused.form.dtype.name, *turns, digest),
+        Kind.PRODUCT, f"dot+{len(graph.nodes) - 1}", symbol,
         (*node.operands, *node.results), node.results, fused.form.numbers, one, one,
         in_place=tuple(_replaceable(node, fused)), computes=graph,
     )  # fmt: skip
@@ -135,7 +194,8 @@ def bind_product(binding: Binding, product: Launch) -> Run:
     )
     card = binding.stream.device
     sizes = Sizes(rows, columns, inner, stack)
-    kernel = chosen_kernel(spec, sizes, card.ordinal)
+    has_warpgroups = has_warpgroup_products(card.ordinal)
+    kernel = chosen_kernel(spec, sizes, card.multiprocessors, has_warpgroups=has_warpgroups)
     how = launch(kernel, sizes, card.multiprocessors)
     front = (stack,) if stack > 1 else ()
     shapes = {
@@ -169,9 +229,12 @@ def _named_values(product: Launch) -> tuple[dict[str, Value], Fused | None]:
 
 
 @lru_cache(maxsize=4096)
-def chosen_kernel(spec: ProductSpec, sizes: Sizes, ordinal: int) -> ProductKernel:
+def chosen_kernel(
+    spec: ProductSpec, sizes: Sizes, multiprocessors: int, *, has_warpgroups: bool = True
+) -> ProductKernel:
     """The kernel for a product of these sizes on a card."""
-    return _kernel(spec, best_plan(spec, sizes, device(ordinal).multiprocessors))
+    plan = best_plan(spec, sizes, multiprocessors, has_warpgroups=has_warpgroups)
+    return _kernel(spec, plan)
 
 
 @cache

@@ -31,20 +31,33 @@ from weft.compiler.targets.cuda.products.tensor_core import (
     stage_bytes,
     tensor_core_kernel,
 )
+from weft.compiler.targets.cuda.products.warp_products import (
+    takes_warp_products,
+    warp_kernel,
+    warp_plan,
+)
 from weft.core.errors import UnsupportedError
 from weft.core.records import frozen
 
-__all__ = ["Launch", "best_plan", "estimated_cycles", "kernel_of", "launch", "product_kernel"]
+__all__ = [
+    "Launch",
+    "best_plan",
+    "estimated_cycles",
+    "kernel_of",
+    "launch",
+    "product_kernel",
+    "with_most_stages",
+]
 
 _SHARED_BYTES = 227 * 1024  # of a block on Hopper
-_TILES = ((128, 256), (192, 192), (128, 192), (128, 128), (64, 256), (64, 128), (64, 64))
+_TILES = ((128, 256), (192, 192), (128, 192), (128, 128), (128, 64), (64, 256), (64, 128), (64, 64))
 _MOST_STAGES = 8
 _START_CYCLES = 3500
 _SHORTEST_STEP = 200
 _CACHE_BYTES_PER_CYCLE = 62
 _PART_CYCLES = 2500  # a part's way to the block that adds it up
 _FEWEST_STEPS = 3  # of a part
-_DTYPES = ("bfloat16", "float16", "float32", "tfloat32")
+_DTYPES = ("bfloat16", "float16", "float32", "tfloat32", "int8", "int32")
 
 
 @frozen(slots=False)
@@ -68,11 +81,24 @@ def product_kernel(spec: ProductSpec, sizes: Sizes, multiprocessors: int = 132) 
 
 def kernel_of(spec: ProductSpec, plan: Plan) -> ProductKernel:
     """The kernel of a product that is cut as a plan says."""
+    if plan.warps:
+        return warp_kernel(spec, plan)
     return plain_kernel(spec, plan) if plan.plain else tensor_core_kernel(spec, plan)
 
 
-def best_plan(spec: ProductSpec, sizes: Sizes, multiprocessors: int = 132) -> Plan:
-    """The plan with the least estimate."""
+def best_plan(
+    spec: ProductSpec,
+    sizes: Sizes,
+    multiprocessors: int = 132,
+    *,
+    is_even: bool = True,
+    has_warpgroups: bool = True,
+) -> Plan:
+    """The plan with the least estimate; without warpgroups single warps multiply.
+
+    Without `is_even`, tiles have different numbers of steps: none is shared by blocks, and
+    consumers do not alternate.
+    """
     for dtype in (spec.dtype, spec.output):
         if dtype not in _DTYPES:
             raise UnsupportedError(
@@ -82,15 +108,19 @@ def best_plan(spec: ProductSpec, sizes: Sizes, multiprocessors: int = 132) -> Pl
                 got={"dtype": dtype},
                 fix='cast the operands: a.astype("float32")',
             )
-    if not _takes_tensor_cores(spec):
+    if (not has_warpgroups or spec.dtype == "int8") and takes_warp_products(spec):
+        tiles = math.ceil(sizes.m / 128) * math.ceil(sizes.n / 128) * sizes.batch
+        return warp_plan(tiles, multiprocessors)
+    if not has_warpgroups or not _takes_tensor_cores(spec):
         return _plain_plan(spec, sizes, multiprocessors)
     plans = [
-        _with_most_stages(spec, Plan(*tile, stages=0, split=split))
+        with_most_stages(spec, Plan(*tile, stages=0, split=split))
         for tile in _TILES
-        for split in (False, True)
+        for split in ((False, True) if is_even else (False,))
         if not split or _parts(spec, Plan(*tile, stages=0), sizes, multiprocessors) > 1
     ]
-    plans.append(_with_most_stages(spec, Plan(128, 128, stages=0, alternate=True)))
+    if is_even:
+        plans.append(with_most_stages(spec, Plan(128, 128, stages=0, alternate=True)))
     return min(plans, key=lambda plan: estimated_cycles(spec, plan, sizes, multiprocessors))
 
 
@@ -109,7 +139,8 @@ def _plain_plan(spec: ProductSpec, sizes: Sizes, multiprocessors: int) -> Plan:
     return replace(plan, split=_parts(spec, plan, sizes, multiprocessors) > 1)
 
 
-def _with_most_stages(spec: ProductSpec, plan: Plan) -> Plan:
+def with_most_stages(spec: ProductSpec, plan: Plan) -> Plan:
+    """The plan with as many stages as shared memory has room for."""
     fixed = shared_bytes(spec, plan) + 16 * _MOST_STAGES
     return plan.with_stages(min(_MOST_STAGES, (_SHARED_BYTES - fixed) // stage_bytes(plan)))
 
@@ -167,7 +198,8 @@ def launch(kernel: ProductKernel, sizes: Sizes, multiprocessors: int = 132) -> L
     tiles, steps = _counts(kernel.spec, plan, sizes)
     words = {"m": sizes.m, "n": sizes.n, "k": sizes.k, "batch": sizes.batch}
     if not plan.split:
-        return Launch(tiles if plan.plain else min(tiles, multiprocessors), words)
+        stays = not (plan.plain or plan.warps)
+        return Launch(min(tiles, multiprocessors) if stays else tiles, words)
     parts = _parts(kernel.spec, plan, sizes, multiprocessors)
     words |= {"parts": parts, "run": math.ceil(steps / parts)}
     blocks = tiles * parts if plan.plain else min(tiles * parts, multiprocessors)

@@ -40,7 +40,7 @@ __all__ = [
 
 def dtype_bytes(dtype: str) -> int:
     """How many bytes an element of an operand takes."""
-    return 4 if dtype in ("float32", "tfloat32") else 2
+    return {"float32": 4, "tfloat32": 4, "int32": 4, "int8": 1}.get(dtype, 2)
 
 
 @frozen(slots=False)
@@ -190,7 +190,7 @@ class Plan:
     share a tile, each a part of the summed axis; the parts are added up in their order. `bulk`
     stores results by bulk copies, `plain` multiplies without tensor cores. With `alternate`, two
     consumers take whole tiles of 128 rows in turn: one multiplies while the other is in its
-    epilogue.
+    epilogue. With `warps`, single warps multiply, as cards before Hopper do.
     """
 
     tile_m: int
@@ -201,6 +201,7 @@ class Plan:
     bulk: bool = True
     plain: bool = False
     alternate: bool = False
+    warps: bool = False
 
     @property
     def consumers(self) -> int:

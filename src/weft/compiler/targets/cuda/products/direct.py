@@ -7,7 +7,7 @@ result's sizes, so any alignment will do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from weft.compiler.targets.cuda.products.description import (
@@ -33,6 +33,9 @@ from weft.core.errors import UnsupportedError
 from weft.core.records import frozen
 
 __all__ = ["DirectEpilogue", "Fragment", "Tile"]
+
+BATCH = 4
+"""Fragments whose instructions stand side by side: one warp alone must not wait for each result."""
 
 
 @frozen(slots=False)
@@ -93,37 +96,48 @@ class DirectEpilogue:
                 fragments = self._store(tile, step.name, fragments, waiting)
                 waiting = []
             else:
-                fragments = [self._apply_steps(tile, fragment, waiting) for fragment in fragments]
+                fragments = [
+                    each
+                    for some in self._in_batches(fragments)
+                    for each in self._apply_steps(tile, some, waiting)
+                ]
                 waiting = []
                 self._sum(tile, step, fragments)
         self._store(tile, "out", fragments, waiting)
 
-    def _apply_steps(self, tile: Tile, fragment: Fragment, steps: Sequence[Step]) -> Fragment:
-        """The fragment after some steps."""
-        values = fragment.values
+    def _apply_steps(
+        self, tile: Tile, fragments: Sequence[Fragment], steps: Sequence[Step]
+    ) -> list[Fragment]:
+        """Fragments after some steps."""
         for step in steps:
-            if isinstance(step, Apply):
-                function = scalar_function(step.function, 1)
-                values = [function(self.kernel, value) for value in values]
-            elif isinstance(step, Combine):
-                function = scalar_function(step.function, 2)
-                others = self._operand(tile, fragment, step.operand)
-                values = [function(self.kernel, *pair) for pair in zip(values, others, strict=True)]
-            elif isinstance(step, Compute):
-                values = self._compute(tile, fragment, step, values)
+            if isinstance(step, Compute):
+                fragments = self._compute(tile, fragments, step)
+            else:
+                fragments = [self._apply(tile, fragment, step) for fragment in fragments]
+        return list(fragments)
+
+    def _apply(self, tile: Tile, fragment: Fragment, step: Step) -> Fragment:
+        """A fragment after one function."""
+        values = fragment.values
+        if isinstance(step, Apply):
+            function = scalar_function(step.function, 1)
+            values = [function(self.kernel, value) for value in values]
+        elif isinstance(step, Combine):
+            function = scalar_function(step.function, 2)
+            others = self._operand(tile, fragment, step.operand)
+            values = [function(self.kernel, *pair) for pair in zip(values, others, strict=True)]
         return Fragment(fragment.j, fragment.h, values)
 
-    def _compute(
-        self, tile: Tile, fragment: Fragment, step: Compute, values: list[Value]
-    ) -> list[Value]:
-        """The values of an expression at a fragment."""
-        read = {each.name: self._operand(tile, fragment, each) for each in step.operands}
-        return [
-            write_expression(
-                self.kernel, step.expression, {"x": x, **{name: read[name][t] for name in read}}
-            )
-            for t, x in enumerate(values)
+    def _compute(self, tile: Tile, fragments: Sequence[Fragment], step: Compute) -> list[Fragment]:
+        """The values of an expression at fragments."""
+        read = [
+            {"x": fragment.values}
+            | {each.name: self._operand(tile, fragment, each) for each in step.operands}
+            for fragment in fragments
         ]
+        values = write_expression(self.kernel, step.expression, read)
+        pairs = zip(fragments, values, strict=True)
+        return [Fragment(fragment.j, fragment.h, pair) for fragment, pair in pairs]
 
     def _operand(self, tile: Tile, fragment: Fragment, operand: Operand) -> list[Value]:
         """The operand's two numbers at a fragment."""
@@ -200,13 +214,19 @@ class DirectEpilogue:
     def _store(
         self, tile: Tile, name: str, fragments: list[Fragment], steps: Sequence[Step]
     ) -> list[Fragment]:
-        """Store fragments after some steps, one after the other, as registers are scarce."""
+        """Store fragments after some steps, a few at a time, as registers are scarce."""
         [matrix] = [each for each in self.spec.outputs if each.name == name]
         stored = []
-        for fragment in fragments:
-            stored.append(self._apply_steps(tile, fragment, steps))
-            self._store_directly(tile, stored[-1], matrix)
+        for some in self._in_batches(fragments):
+            for fragment in self._apply_steps(tile, some, steps):
+                self._store_directly(tile, fragment, matrix)
+                stored.append(fragment)
         return stored
+
+    def _in_batches(self, fragments: Sequence[Fragment]) -> Iterator[Sequence[Fragment]]:
+        """Fragments that are computed side by side."""
+        for first in range(0, len(fragments), BATCH):
+            yield fragments[first : first + BATCH]
 
     def _sum(self, tile: Tile, step: Sum, fragments: list[Fragment]) -> None:
         raise UnsupportedError(
@@ -223,7 +243,7 @@ class DirectEpilogue:
             self._element_address(tile, fragment, matrix),
             self._is_inside(tile, fragment),
         )
-        if matrix.dtype == "float32":
+        if dtype_bytes(matrix.dtype) == 4:
             if self.spec.aligned_output:
                 pair_text = braces(fragment.values)
                 kernel.do("st.global.v2.f32", at(place), pair_text, when=inside[0])

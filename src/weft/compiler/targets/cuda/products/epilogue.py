@@ -76,7 +76,13 @@ class EpilogueLayout:
     @property
     def slots(self) -> int:
         """Chunks of one warpgroup that shared memory has room for."""
-        return self.slots_each * len(self.bulk_outputs)
+        return self.slots_each * len(self.bulk_outputs) * self.staged_blocks
+
+    @property
+    def staged_blocks(self) -> int:
+        """Blocks of 64 rows whose staged matrix is copied at once; of float32 it is one."""
+        is_short = dtype_bytes(self.spec.output) == 2
+        return self.plan.blocks_of_rows if self.staged and is_short else 1
 
     @property
     def staged(self) -> Matrix | None:
@@ -190,6 +196,7 @@ class WarpgroupEpilogue(DirectEpilogue):
         super().prepare()
         kernel, row = self.kernel, self.thread.row
         self._early: dict[str, list[Value]] = {}
+        self._block = 0  # of 64 rows, in a tile
         # The pair of a vector that was read last, for the next row of the same columns.
         self._pairs: dict[tuple[str, int], list[Value]] = {}
         self.parity = kernel.variable("u32", 0, "staged_parity")
@@ -205,17 +212,20 @@ class WarpgroupEpilogue(DirectEpilogue):
 
     # Before the sums.
 
-    def begin(self, tile: Tile) -> None:
-        """Code before a tile's sums: start to read what the epilogue will need."""
+    def begin(self, tile: Tile, block: int = 0) -> None:
+        """Code before a tile's sums: start to read what the epilogue will need.
+
+        The staged matrix is read for several blocks of 64 rows at once, with the first of them.
+        """
         kernel = self.kernel
-        self._early = {}
+        self._early, self._block = {}, block
         for operand in [each for step in self.spec.epilogue for each in operands_of(step)]:
             if isinstance(operand, Vector) and operand.name not in self._early:
                 self._early[operand.name] = self._vector_part(operand, tile)
             elif isinstance(operand, Scalar) and operand.name not in self._early:
                 place = self.values[operand.name]
                 self._early[operand.name] = [kernel.let("f32", "ld.global.f32", at(place))]
-        if self.layout.staged:
+        if self.layout.staged and block % self.layout.staged_blocks == 0:
             with kernel.when(self.thread.leads):
                 self._copy_staged(tile)
 
@@ -236,12 +246,14 @@ class WarpgroupEpilogue(DirectEpilogue):
         kernel, layout = self.kernel, self.layout
         assert layout.staged is not None
         kernel.do("cp.async.bulk.wait_group.read 0")
-        size = layout.chunks * CHUNK_BYTES
+        size = layout.slots * CHUNK_BYTES
         kernel.do("mbarrier.arrive.expect_tx.shared::cta.b64", "_", at(self.arrival), size)
-        for chunk in range(layout.chunks):
-            coordinates = self._coordinates(tile, chunk)
-            target = self.chunks + chunk * CHUNK_BYTES
+        for slot in range(layout.slots):
+            block, chunk = divmod(slot, layout.chunks)
+            column, row, *rest = self._coordinates(tile, chunk)
+            target = self.chunks + slot * CHUNK_BYTES
             source = self.values[layout.staged.name]
+            coordinates = [column, row + CHUNK_ROWS * block, *rest]
             bulk_load(kernel, source, coordinates, target, self.arrival)
 
     def _coordinates(self, tile: Tile, chunk: int) -> list[Value]:
@@ -263,7 +275,7 @@ class WarpgroupEpilogue(DirectEpilogue):
         }
         self._pairs = {}
         self._spread_vectors()
-        if layout.staged:
+        if layout.staged and self._block % layout.staged_blocks == 0:
             spin_until(self.kernel, self.arrival, self.parity)
             self.kernel.assign(self.parity, self.parity ^ 1)
         per_group = layout.group * layout.chunk_columns // 8 if layout.bulk_outputs else 8
@@ -300,7 +312,7 @@ class WarpgroupEpilogue(DirectEpilogue):
         if isinstance(operand, Matrix):
             if operand != self.layout.staged:
                 return super()._operand(tile, fragment, operand)
-            place = self._chunk_place(fragment, 0)
+            place = self._chunk_place(fragment, self._first_slot("out"))
             if operand.dtype == "float32":
                 both = kernel.registers("f32", "staged", 2)
                 kernel.do("ld.shared.v2.f32", braces(both), place)
@@ -331,7 +343,10 @@ class WarpgroupEpilogue(DirectEpilogue):
         return super()._store(tile, name, fragments, steps)
 
     def _first_slot(self, name: str) -> int:
-        return self.layout.bulk_outputs.index(name) * self.layout.slots_each
+        place = self.layout.bulk_outputs.index(name)
+        if self.layout.staged:
+            place = self._block % self.layout.staged_blocks
+        return place * self.layout.slots_each
 
     def _chunk_place(self, fragment: Fragment, first_slot: int) -> str:
         """Where in the chunks a fragment lies."""
@@ -353,15 +368,15 @@ class WarpgroupEpilogue(DirectEpilogue):
                 kernel.do(f"cp.async.bulk.wait_group.read {later}")
             warpgroup_barrier(kernel, self.barrier)
         stored = []
-        for before in fragments:
-            fragment = self._apply_steps(tile, before, steps)
-            stored.append(fragment)
-            place = self._chunk_place(fragment, first_slot)
-            if dtype_bytes(layout.spec.output) == 4:
-                kernel.do("st.shared.v2.f32", place, braces(fragment.values))
-            else:
-                pair = packed_pair(kernel, layout.spec.output, *fragment.values)
-                kernel.do("st.shared.b32", place, pair)
+        for some in self._in_batches(fragments):
+            for fragment in self._apply_steps(tile, some, steps):
+                stored.append(fragment)
+                place = self._chunk_place(fragment, first_slot)
+                if dtype_bytes(layout.spec.output) == 4:
+                    kernel.do("st.shared.v2.f32", place, braces(fragment.values))
+                else:
+                    pair = packed_pair(kernel, layout.spec.output, *fragment.values)
+                    kernel.do("st.shared.b32", place, pair)
         kernel.do("fence.proxy.async.shared::cta")
         warpgroup_barrier(kernel, self.barrier)
         with kernel.when(self.thread.leads):

@@ -14,19 +14,25 @@ shorter: their errors are near 2⁻²¹ for arguments near 1 and grow with them,
 >>> print(expand_expression(whole))
 cast<f32>(x) * 2
 >>> kernel = Kernel("example", [], threads=32)
->>> value = write_expression(kernel, expand_expression(whole), {"x": kernel.variable("f32", 1.0)})
->>> value.kind
-'f32'
+>>> pair = [kernel.variable("f32", 1.0), kernel.variable("f32", 2.0)]
+>>> [value.kind for value in write_expression(kernel, expand_expression(whole), [{"x": pair}])[0]]
+['f32', 'f32']
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 from weft.compiler.targets.cuda.instructions import APPROXIMATE
-from weft.compiler.targets.cuda.mathematics import DeviceExpander, angle_of_half_tanh
+from weft.compiler.targets.cuda.mathematics import (
+    SHORT_ERFC,
+    DeviceExpander,
+    angle_of_half_tanh,
+)
 from weft.compiler.targets.cuda.ptx_writer import Kernel, Operand, Value, float_literal
+from weft.compiler.targets.cuda.warpgroup import packed_pair, unpacked_pair
 from weft.compiler.targets.llvm.elementary import Function, polynomial
 from weft.core.dtypes import DType, bfloat16, bool_, float16, float32, int32, uint32
 from weft.core.errors import Unsupported
@@ -51,6 +57,10 @@ _ERFC = (
 )  # fmt: skip
 """exp(x²)·erfc x / t in t = 1/(1 + x/2), for x from 0 to 11; within 2⁻²¹."""
 _LOG2_E = 1.4426950408889634
+_SHORT_CURVE = (SHORT_ERFC, 0.65)
+"""The same within 2⁻¹⁶, in t = 1/(1 + 0.65·x): for what is multiplied and then rounded."""
+_DEEPEST = 8
+"""The products in a row that are followed from a rounding."""
 
 
 _HOISTED = (2.0**-8, 2.0**8)
@@ -74,8 +84,6 @@ def _product(x: Scalar, y: Scalar) -> Scalar:
         return _times(x, y.detail)
     if x.op == "const":
         return _times(y, x.detail)
-    if x is y:
-        return x * y
     number = 1.0
     factors = []
     for each in (x, y):
@@ -83,15 +91,29 @@ def _product(x: Scalar, y: Scalar) -> Scalar:
         if is_scaled and _HOISTED[0] <= abs(each.args[1].detail) <= _HOISTED[1]:
             number *= each.args[1].detail
             each = each.args[0]
+        elif x is y:
+            return x * y
         factors.append(each)
     product = factors[0] * factors[1]
     return product if number == 1.0 else product * number
 
 
-def _erfc(x: Scalar) -> Scalar:
-    t = node("reciprocal", float32, (fma(absolute(x), const(0.5, float32), const(1.0, float32)),))
-    value = polynomial(t, *_ERFC) * t * _exponential(_times(x * x, -1.0))
-    return select(less(x, 0.0), 2.0 - value, value)
+def _erfc(
+    x: Scalar,
+    factor: float = 1.0,
+    curve: tuple[float, ...] = _ERFC,
+    slope: float = 0.5,
+) -> Scalar:
+    """erfc x times a factor; a constant that x is multiplied by costs nothing."""
+    scale = 1.0
+    if x.op == "multiply" and x.args[1].op == "const":
+        x, scale = x.args[0], x.args[1].detail
+    along = fma(absolute(x), const(slope * abs(scale), float32), const(1.0, float32))
+    t = node("reciprocal", float32, (along,))
+    power = _exponential(_times(_times(x * x, scale * scale), -1.0))
+    value = polynomial(t, *(factor * each for each in curve)) * t * power
+    is_negative = less(x, 0.0) if scale > 0 else less(0.0, x)
+    return select(is_negative, 2.0 * factor - value, value)
 
 
 FUNCTIONS: dict[str, Function] = {"exp": _exponential, "erfc": _erfc}
@@ -108,13 +130,28 @@ class _EpilogueExpander(DeviceExpander):
         if x.op == "negative" and x.dtype is float32:
             return _times(self._done[x.args[0]], -1.0)  # exp(-x²) of erfc and beside it are one
         if x.op == "multiply" and x.dtype is float32 and angle_of_half_tanh(x) is None:
-            return _product(*(self._done[arg] for arg in x.args))
+            return self._scaled_erfc(x) or _product(*(self._done[arg] for arg in x.args))
         if x.op == "divide" and x.dtype is float32:
             return node("divide", float32, tuple(self._done[arg] for arg in x.args), "short")
         return super()._expand_node(x)
 
     def _shorten(self, x: Scalar, depth: int) -> Scalar:
+        """What is multiplied and then rounded has the shortest functions, as in other kernels."""
+        if x.dtype is not float32 or depth > _DEEPEST or angle_of_half_tanh(x) is not None:
+            return self._done[x]
+        if x.op == "erfc":
+            return _erfc(self._done[x.args[0]], 1.0, *_SHORT_CURVE)
+        if x.op == "multiply":
+            scaled = self._scaled_erfc(x, *_SHORT_CURVE)
+            return scaled or _product(*(self._rounded_next(arg, depth + 1) for arg in x.args))
         return self._done[x]
+
+    def _scaled_erfc(self, x: Scalar, *curve: Any) -> Scalar | None:
+        """erfc times a constant, which its coefficients take; None for other products."""
+        for each, other in (x.args, reversed(x.args)):
+            if each.op == "erfc" and other.op == "const":
+                return _erfc(self._done[each.args[0]], other.detail, *curve)
+        return None
 
 
 @lru_cache(maxsize=1024)
@@ -151,7 +188,6 @@ def instruction_count(x: Scalar) -> int:
 
 _KINDS = {float32: "f32", int32: "s32", uint32: "u32", bool_: "pred", bfloat16: "b16",
           float16: "b16"}  # fmt: skip
-_SHORT_NAMES = {bfloat16: "bf16", float16: "f16"}
 Rule = Callable[..., Value]
 
 
@@ -266,27 +302,38 @@ def _is_cast(source: DType, target: DType) -> bool:
     return (source, target) in known
 
 
-def write_expression(kernel: Kernel, x: Scalar, values: Mapping[str, Value]) -> Value:
-    """The register of an expanded expression, given those of its locals, by name."""
-    done: dict[Scalar, Operand] = {}
+Pair = list[Value]
+"""Registers of two neighbours in a row."""
+
+
+def write_expression(kernel: Kernel, x: Scalar, pairs: Sequence[Mapping[str, Pair]]) -> list[Pair]:
+    """An expanded expression of several pairs of neighbours, given those of its locals, by name.
+
+    Instructions of one kind stand side by side, so that none waits for the one before it.
+    """
+    done: dict[Scalar, list[list[Operand]]] = {}
     for each in nodes_in_order(x):
-        done[each] = _write_node(kernel, each, [done[arg] for arg in each.args], values)
-    found = done[x]
-    return found if isinstance(found, Value) else kernel.variable("f32", float(found))
+        operands = [done[arg] for arg in each.args]
+        if each.op == "local":
+            done[each] = [list(values[each.detail]) for values in pairs]
+        elif each.op == "const":
+            number = _literal(kernel, each)
+            done[each] = [[number, number] for _ in pairs]
+        elif each.op == "cast":
+            done[each] = [_cast(kernel, each, pair) for pair in operands[0]]
+        else:
+            given = [list(zip(*both, strict=True)) for both in zip(*operands, strict=True)]
+            done[each] = [[_write(kernel, each, one) for one in pair] for pair in given]
+    return [[_as_value(kernel, one) for one in pair] for pair in done[x]]
 
 
-def _write_node(
-    kernel: Kernel, x: Scalar, operands: list[Operand], values: Mapping[str, Value]
-) -> Operand:
-    match x.op:
-        case "local":
-            return values[x.detail]
-        case "const":
-            return _literal(kernel, x)
-        case "cast":
-            return _cast(kernel, x, operands[0])
-        case "bitcast":
-            return kernel.let(_KINDS[x.dtype], "mov.b32", *operands)
+def _as_value(kernel: Kernel, operand: Operand) -> Value:
+    return operand if isinstance(operand, Value) else kernel.let("f32", "mov.f32", operand)
+
+
+def _write(kernel: Kernel, x: Scalar, operands: Sequence[Operand]) -> Value:
+    if x.op == "bitcast":
+        return kernel.let(_KINDS[x.dtype], "mov.b32", *operands)
     return _TABLE[x.op](kernel, x, *operands)
 
 
@@ -297,15 +344,17 @@ def _literal(kernel: Kernel, x: Scalar) -> Operand:
     return float_literal(x.detail) if x.dtype.is_floating else int(x.detail)
 
 
-def _cast(kernel: Kernel, x: Scalar, operand: Operand) -> Operand:
+def _cast(kernel: Kernel, x: Scalar, pair: Sequence[Operand]) -> list[Operand]:
+    """Both neighbours in another dtype; those of 16 bits share a register."""
     source = x.args[0]
     if source.dtype is bool_:
-        return kernel.let("f32", "selp.f32", float_literal(1.0), float_literal(0.0), operand)
+        one, zero = float_literal(1.0), float_literal(0.0)
+        return [kernel.let("f32", "selp.f32", one, zero, each) for each in pair]
     if x.dtype in SHORT:
-        return kernel.let("b16", f"cvt.rn.{_SHORT_NAMES[x.dtype]}.f32", operand)
+        low, high = (_as_value(kernel, each) for each in pair)
+        packed = packed_pair(kernel, x.dtype.name, low, high)
+        return [packed, packed]
     if source.op in ("local", "const"):
-        return operand  # it is a float32 in its register
-    if source.dtype is float16:
-        return kernel.let("f32", "cvt.f32.f16", operand)
-    zero = kernel.variable("b16", 0)
-    return kernel.let("f32", "mov.b32", f"{{{zero}, {operand}}}")
+        return list(pair)  # they are float32 in their registers
+    assert isinstance(pair[0], Value)
+    return list(unpacked_pair(kernel, source.dtype.name, pair[0]))

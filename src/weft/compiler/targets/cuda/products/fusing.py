@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from weft.compiler.fusion.grouping import is_reduction, shares_memory
+from weft.compiler.fusion.aliases import shares_memory
+from weft.compiler.fusion.grouping import is_reduction
 from weft.compiler.lowering.matrix_products import form_of
 from weft.compiler.targets.cuda.products.fused import (
     MULTIPLIED,

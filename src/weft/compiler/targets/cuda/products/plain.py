@@ -181,7 +181,7 @@ class _Writer:
     def __init__(self, spec: ProductSpec, plan: Plan) -> None:
         self.spec, self.plan = spec, plan
         self.layout = EpilogueLayout(spec, plan)
-        self.kernel = Kernel("plain_product", self._parameter_list(), _THREADS)
+        self.kernel = Kernel("plain_product", self._parameter_list(), _THREADS, target="sm_80")
 
     @property
     def shared_bytes(self) -> int:

@@ -45,7 +45,7 @@ from weft.compiler.targets.cuda.warpgroup import (
 )
 from weft.core.records import frozen
 
-__all__ = ["shared_bytes", "stage_bytes", "tensor_core_kernel"]
+__all__ = ["ProductWriter", "Unit", "shared_bytes", "stage_bytes", "tensor_core_kernel"]
 
 # One instruction multiplies 32 bytes of the summed axis: four of them are a row of 128 bytes.
 _INSTRUCTIONS = 4
@@ -56,7 +56,7 @@ _REGISTERS = {2: (40, 232), 3: (32, 160)}
 
 def tensor_core_kernel(spec: ProductSpec, plan: Plan) -> ProductKernel:
     """The kernel of a product that is cut as the plan says."""
-    writer = _Writer(spec, plan)
+    writer = ProductWriter(spec, plan)
     writer.write()
     kernel = writer.kernel
     return ProductKernel(
@@ -103,7 +103,7 @@ class _Memory:
 
 
 @frozen(slots=False)
-class _Unit:
+class Unit:
     """A tile, or a part of one along the summed axis: steps `first` to `first + count`."""
 
     row: Value
@@ -115,16 +115,20 @@ class _Unit:
     count: Value
 
 
-class _Writer:
+class ProductWriter:
+    """Writes the kernel of a product; others than matrices override what copies operands."""
+
+    name = "product"
+
     def __init__(self, spec: ProductSpec, plan: Plan) -> None:
         self.spec, self.plan = spec, plan
         self.layout = EpilogueLayout(spec, plan)
         self.memory = _Memory.from_plan(spec, plan)
         self.row_elements = ROW_BYTES // dtype_bytes(spec.dtype)
         threads = 128 * plan.consumers + (128 if plan.consumers > 1 else 32)
-        self.kernel = Kernel("product", self._parameter_list(), threads)
+        self.kernel = Kernel(self.name, self.parameter_list(), threads)
 
-    def _parameter_list(self) -> list[Parameter]:
+    def parameter_list(self) -> list[Parameter]:
         """A box is 128 bytes of the axis along the rows, and a tile's or a stage's rows."""
         spec, plan, row = self.spec, self.plan, self.row_elements
         last = ("batch",) if spec.batched else ()
@@ -144,6 +148,7 @@ class _Writer:
         ]
 
     def write(self) -> None:
+        """Write all of it."""
         kernel, plan = self.kernel, self.plan
         self.thread = kernel.special("tid.x")
         self.block = kernel.special("ctaid.x")
@@ -151,7 +156,7 @@ class _Writer:
         self.shared = kernel.shared_memory()
         self.ring = Ring.of(kernel, self.shared + self.memory.ring, plan.stages)
         self._initialize()
-        self._count_tiles()
+        self.count_tiles()
         self.warpgroup = self.thread >> 7
         finish = kernel.label("finish")
         produces = self.warpgroup.equals(plan.consumers)
@@ -181,7 +186,8 @@ class _Writer:
             kernel.do("fence.mbarrier_init.release.cluster")
         kernel.do("bar.sync", 0)
 
-    def _count_tiles(self) -> None:
+    def count_tiles(self) -> None:
+        """Code that counts tiles, and the steps of each."""
         plan = self.plan
         self.tiles_m = (self.m + (plan.tile_m - 1)) // plan.tile_m
         self.tiles_n = (self.n + (plan.tile_n - 1)) // plan.tile_n
@@ -193,7 +199,7 @@ class _Writer:
 
     # The order of work.
 
-    def _for_each_unit(self, write: Callable[[_Unit], None]) -> None:
+    def _for_each_unit(self, write: Callable[[Unit], None]) -> None:
         if self.plan.split:
             self._for_each_part(write)
             return
@@ -202,10 +208,10 @@ class _Writer:
         blocks = kernel.special("nctaid.x")
         with kernel.loop("tile") as loop:
             loop.stop_if(tile >= self.tiles)
-            write(self._unit(tile, 0, self.steps))
+            write(self.unit(tile, 0, self.steps))
             kernel.assign(tile, tile + blocks)
 
-    def _for_each_second_unit(self, write: Callable[[_Unit], None]) -> None:
+    def _for_each_second_unit(self, write: Callable[[Unit], None]) -> None:
         """The tiles of one of two consumers; the stages between them are the other's."""
         kernel = self.kernel
         blocks = kernel.special("nctaid.x")
@@ -213,11 +219,11 @@ class _Writer:
         self.ring.skip(self.steps * self.warpgroup)
         with kernel.loop("tile") as loop:
             loop.stop_if(tile >= self.tiles)
-            write(self._unit(tile, 0, self.steps))
+            write(self.unit(tile, 0, self.steps))
             self.ring.skip(self.steps)
             kernel.assign(tile, tile + blocks * 2)
 
-    def _for_each_part(self, write: Callable[[_Unit], None]) -> None:
+    def _for_each_part(self, write: Callable[[Unit], None]) -> None:
         """Each tile is `parts` units of at most `run` steps, side by side."""
         kernel = self.kernel
         parts, run = kernel.parameter("parts"), kernel.parameter("run")
@@ -228,10 +234,10 @@ class _Writer:
             first = (number % parts) * run
             count = (self.steps - first).minimum(run)
             self.part, self.parts = number, parts
-            write(self._unit(number // parts, first, count))
+            write(self.unit(number // parts, first, count))
             kernel.assign(number, number + blocks)
 
-    def _unit(self, tile: Value, first: Operand, count: Value) -> _Unit:
+    def unit(self, tile: Value, first: Operand, count: Value) -> Unit:
         """Tiles run down `group` rows of tiles before they go to the next column."""
         plan = self.plan
         batch = tile // self.tiles_each if self.spec.batched else None
@@ -242,26 +248,35 @@ class _Writer:
         place = within % band_tiles
         row = (place % rows + band_row) * plan.tile_m
         number_n = place // rows
-        return _Unit(row, number_n * plan.tile_n, batch, number_n, tile, first, count)
+        return Unit(row, number_n * plan.tile_n, batch, number_n, tile, first, count)
 
     # The producer.
 
-    def _produce(self, unit: _Unit) -> None:
+    def _produce(self, unit: Unit) -> None:
         kernel, plan = self.kernel, self.plan
-        a, b = kernel.parameter("a"), kernel.parameter("b")
         step = kernel.variable("u32", unit.first, "k_step")
         end = unit.count + unit.first
+        self.begin_copies(unit)
         with kernel.loop("copy") as loop:
             loop.stop_if(step >= end)
             full = self.ring.begin_fill(stage_bytes(plan))
             target = self.shared + self.ring.stage * stage_bytes(plan)
-            depth = step * self.row_elements
-            self._copy(a, target, full, (unit.row, depth, unit.batch), self.spec.transpose_a, True)
-            target = target + plan.tile_m * ROW_BYTES
-            where = (unit.column, depth, unit.batch)
-            self._copy(b, target, full, where, not self.spec.transpose_b, False)
+            self.copy_step(unit, step, target, full)
             self.ring.advance()
             kernel.assign(step, step + 1)
+
+    def begin_copies(self, unit: Unit) -> None:
+        """Code of the producer before the steps of a unit."""
+        self.a, self.b = self.kernel.parameter("a"), self.kernel.parameter("b")
+
+    def copy_step(self, unit: Unit, step: Value, target: Value, full: Value) -> None:
+        """Start the copies of one step into a stage; they complete on its barrier."""
+        depth = step * self.row_elements
+        where = (unit.row, depth, unit.batch)
+        self._copy(self.a, target, full, where, self.spec.transpose_a, True)
+        target = target + self.plan.tile_m * ROW_BYTES
+        where = (unit.column, depth, unit.batch)
+        self._copy(self.b, target, full, where, not self.spec.transpose_b, False)
 
     def _copy(
         self,
@@ -279,11 +294,11 @@ class _Writer:
             bulk_load(self.kernel, source, [depth, first, *last], target, full)
             return
         for chunk in range((self.plan.tile_m if is_a else self.plan.tile_n) // 64):
-            place = target + chunk * self._chunk_bytes
+            place = target + chunk * self.chunk_bytes
             bulk_load(self.kernel, source, [first + 64 * chunk, depth, *last], place, full)
 
     @property
-    def _chunk_bytes(self) -> int:
+    def chunk_bytes(self) -> int:
         """A chunk of an operand that is read across its rows: one row for each step of k."""
         return self.row_elements * ROW_BYTES
 
@@ -312,7 +327,7 @@ class _Writer:
             self.workspace = kernel.parameter("workspace")
             self.counters = kernel.parameter("counters")
 
-    def _consume(self, unit: _Unit) -> None:
+    def _consume(self, unit: Unit) -> None:
         row = unit.row if self.plan.alternate else unit.row + self.warpgroup * 64
         tile = Tile(row, unit.column, unit.batch, unit.number_n)
         self.epilogue.begin(tile)
@@ -322,7 +337,7 @@ class _Writer:
             self.epilogue.finish(tile, self.sums[:each])
             for block in range(1, self.plan.blocks_of_rows):
                 tile = Tile(row + 64 * block, unit.column, unit.batch, unit.number_n)
-                self.epilogue.begin(tile)
+                self.epilogue.begin(tile, block)
                 self.epilogue.finish(tile, self.sums[each * block : each * (block + 1)])
             return
         skip = self.kernel.label("shared")
@@ -331,7 +346,7 @@ class _Writer:
         self.epilogue.finish(tile, self.sums)
         self.kernel.place(skip)
 
-    def _multiply(self, unit: _Unit) -> None:
+    def _multiply(self, unit: Unit) -> None:
         """The sums of a unit; a stage is released when the products after its own have begun."""
         kernel, ring = self.kernel, self.ring
         lane_leads = self.place.lane.equals(0)
@@ -363,9 +378,9 @@ class _Writer:
         across = (spec.transpose_a, not spec.transpose_b)
         start = self.shared + self.ring.stage * stage_bytes(plan)
         # 64 rows, or one chunk of 64 columns: of either, each consumer has its own.
-        part = self._chunk_bytes if across[0] else 64 * ROW_BYTES
+        part = self.chunk_bytes if across[0] else 64 * ROW_BYTES
         a = descriptor(kernel, start if plan.alternate else start + self.warpgroup * part)
-        b = descriptor(kernel, start + plan.tile_m * ROW_BYTES, self._chunk_bytes)
+        b = descriptor(kernel, start + plan.tile_m * ROW_BYTES, self.chunk_bytes)
         # An instruction further along k: 32 bytes in the row, or 16 rows.
         strides = [2048 >> 4 if side else 32 >> 4 for side in across]
         for number in range(_INSTRUCTIONS):
@@ -389,7 +404,7 @@ class _Writer:
         offset = kernel.let("u64", "mul.wide.u32", part, 64 * plan.tile_n * 4)
         return kernel.address(self.workspace + offset, self.place.index, 16)
 
-    def _sum_of_parts(self, unit: _Unit, skip: str) -> None:
+    def _sum_of_parts(self, unit: Unit, skip: str) -> None:
         """Store this part; who comes last adds up all parts in their order along k."""
         kernel, plan = self.kernel, self.plan
         mine = self._part_place(self.part)

@@ -1,0 +1,1 @@
+"""Convolutions on NVIDIA cards: products that read windows where they lie."""
