@@ -235,6 +235,17 @@ def test_nan_is_found_in_calls_that_were_made_before(card: HostCard) -> None:
         x / x
 
 
+def test_what_is_to_run_by_reference_is_not_found_again(card: HostCard) -> None:
+    x = wf.asarray(numbers(3, 4)).to("cuda")
+    for call in (lambda: x + x, lambda: x * 2.5, lambda: wf.exp(x), lambda: x.sum(axis=0)):
+        call()
+        assert launches_of(call, card) == 1
+        with wf.settings.changed(eager="reference"):
+            assert launches_of(call, card) == 0
+        assert launches_of(wf.ir.eager.by_reference(call), card) == 0
+        assert launches_of(call, card) == 1
+
+
 def test_parameters_that_python_calls_equal_have_keys_of_their_own(card: HostCard) -> None:
     primitive = wf.ir.primitive.PRIMITIVES["reduce_sum"]
     array = wf.ones((2, 2), device="cuda")._value
