@@ -297,6 +297,7 @@ def _add_export(kinds: _SubParsersAction[Any]) -> None:
     add("--memory", default="heap", choices=["heap", "static"], help="static: no malloc")
     add("--most", action="append", metavar="SIZE=N", help="the largest of a size that is a name")
     add("--threads", type=int, default=1, metavar="N", help="of an instance, by pthread")
+    add("--strip-names", action="store_true", help="leave names of weights and lines out")
     add("--check", action="store_true", help="run it, and compare it with Weft")
 
 
