@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from suite import with_jax, with_keras, with_onnx, with_torch, with_weft
-from suite.task import Arrays, Step, Task, Workload, draw, linear_shapes, normal
+from suite.task import DEVICE, Arrays, Step, Task, Workload, draw, linear_shapes, normal
 
 RATE = 0.01
 
@@ -100,7 +100,11 @@ def in_torch(task: Task) -> Step:
     if not task.training:
         return with_torch.applying(task, net, data)
     table, *others = net.parameters()
-    optimizers = [torch.optim.Adagrad([table], RATE), torch.optim.Adagrad(others, RATE, fused=True)]
+    fused = DEVICE == "cpu"  # there is no fused form for cards
+    optimizers = [
+        torch.optim.Adagrad([table], RATE),
+        torch.optim.Adagrad(others, RATE, fused=fused),
+    ]
 
     def loss(vectors: Any, dense: Any, clicks: Any) -> Any:
         score = net.score(vectors, dense)

@@ -380,7 +380,7 @@ def run_known_elsewhere(
     arrays = [operand._value for operand in operands]
     key = _key_elsewhere(primitive, arrays, params)
     compute = None if key is None else _computing.get(key)
-    if compute is None or OBSERVERS or not settings.compiler:
+    if compute is None or OBSERVERS or not is_native():
         return None
     results = compute(arrays)
     return tuple(map(wrap, results)) if primitive.multiple else wrap(results[0])
@@ -438,7 +438,7 @@ def elementwise_elsewhere(
     known: dict[Hashable, tuple[Callable[[Sequence[Any]], Sequence[Any]], Any]] = {}
 
     def compute(operands: Sequence[Any]) -> Computed | None:
-        if OBSERVERS or not settings.compiler:
+        if OBSERVERS or not is_native():
             return None
         key: list[Any] = []
         for x in operands:

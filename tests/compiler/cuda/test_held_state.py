@@ -154,6 +154,22 @@ def test_what_somebody_else_holds_is_not_written_over(card: HostCard) -> None:
         assert held.is_held
 
 
+def test_memory_that_was_lent_is_not_written_over(card: HostCard) -> None:
+    held, plain = pair()
+    for lend in (lambda: held.weight.detach(), lambda: held.weight.grad):
+        lent: Any = lend()
+        place = lent.__cuda_array_interface__["data"][0]
+        size, kept = lent._value.nbytes, lent._value.base  # the memory, and not the array
+        del lent
+        before = card.memory_at(place)[:size].copy()
+        assert held() == plain()
+        np.testing.assert_array_equal(card.memory_at(place)[:size], before)
+        del kept
+        for _ in range(5):
+            assert held() == plain()
+        assert held.is_held
+
+
 def test_a_step_of_modules_as_arguments_is_told_again(card: HostCard) -> None:
     def losses(fastcall: bool) -> list[float]:
         training = Training("cuda")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -234,6 +235,17 @@ def test_nan_is_found_in_calls_that_were_made_before(card: HostCard) -> None:
         x / x
 
 
+def test_what_is_to_run_by_reference_is_not_found_again(card: HostCard) -> None:
+    x = wf.asarray(numbers(3, 4)).to("cuda")
+    for call in (lambda: x + x, lambda: x * 2.5, lambda: wf.exp(x), lambda: x.sum(axis=0)):
+        call()
+        assert launches_of(call, card) == 1
+        with wf.settings.changed(eager="reference"):
+            assert launches_of(call, card) == 0
+        assert launches_of(wf.ir.eager.by_reference(call), card) == 0
+        assert launches_of(call, card) == 1
+
+
 def test_parameters_that_python_calls_equal_have_keys_of_their_own(card: HostCard) -> None:
     primitive = wf.ir.primitive.PRIMITIVES["reduce_sum"]
     array = wf.ones((2, 2), device="cuda")._value
@@ -273,6 +285,30 @@ def test_launches_wait_for_those_whose_memory_they_touch() -> None:
         [read(50, 60), write(60, 70)],
     ]
     assert dependencies(launches) == [[], [0], [0], [0], [1, 2, 3], [4], []]
+
+
+def test_every_pair_of_launches_that_meet_is_in_order() -> None:
+    draw = Random(5)
+    for _ in range(20):
+        launches = []
+        for _ in range(12):
+            starts = [draw.randrange(40) for _ in range(draw.randrange(1, 4))]
+            launches.append(
+                [Span(s, s + draw.randrange(1, 6), draw.random() < 0.4) for s in starts]
+            )
+        edges = dependencies(launches)
+        after: list[set[int]] = []
+        for direct in edges:
+            after.append({*direct}.union(*(after[each] for each in direct)))
+        for late, spans in enumerate(launches):
+            for early in range(late):
+                meet = any(
+                    a.start < b.end and b.start < a.end and (a.is_written or b.is_written)
+                    for a in spans
+                    for b in launches[early]
+                )
+                assert not meet or early in after[late]
+            assert not any(one in after[other] for one in edges[late] for other in edges[late])
 
 
 def test_a_step_branches_where_launches_need_no_order(card: HostCard) -> None:

@@ -215,7 +215,11 @@ class HeldStep:
             return None
         if not self._same(self._words) or not self._state.is_unchanged():
             return None
-        return [args[s]._value if type(s) is int else s()._value for s in self._sources]  # type: ignore[operator, union-attr]
+        arrays = [args[s]._value if type(s) is int else s()._value for s in self._sources]  # type: ignore[operator, union-attr]
+        written = [arrays[place] for _, place in self._donated]
+        written += [owner()._grad._value for _, owner in self._renewed]  # type: ignore[union-attr]
+        # memory that was lent to another library has a base from then on
+        return arrays if all(array.base is None for array in written) else None
 
     def _is_same_setting(self) -> bool:
         """Whether programs run as they did: nothing is traced, observed or rewritten."""

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from ctypes import byref, c_size_t, c_void_p
 from weakref import finalize
 
+import numpy as np
+
 from weft.compiler.targets.cuda.device import Device, Stream, destroy, handles
 from weft.compiler.targets.cuda.modules import KernelNodeParameters, Launch
 from weft.core.records import frozen
@@ -89,27 +91,30 @@ def dependencies(touched: Sequence[Sequence[Span]]) -> list[list[int]]:
     >>> dependencies([[x, y], [x], [Span(8, 12, False)], [Span(0, 4, True)]])
     [[], [], [0], [0, 1]]
     """
+    every = [(number, span) for number, spans in enumerate(touched) for span in spans]
+    owners = np.array([number for number, _ in every], np.int64)
+    starts, ends = (np.array([getattr(s, n) for _, s in every], np.int64) for n in ("start", "end"))
+    written = np.array([span.is_written for _, span in every], bool)
     before: list[int] = []
     """For each launch a bit for every one that ends before it begins."""
     edges: list[list[int]] = []
-    for number, spans in enumerate(touched):
+    seen = 0
+    for spans in touched:
+        met: set[int] = set()
+        for span in spans:
+            meets = (starts[:seen] < span.end) & (ends[:seen] > span.start)
+            if not span.is_written:
+                meets &= written[:seen]
+            met.update(owners[:seen][meets].tolist())
+        seen += len(spans)
         earlier, direct = 0, list[int]()
-        for other in reversed(range(number)):
-            if not earlier >> other & 1 and _meet(spans, touched[other]):
+        for other in sorted(met, reverse=True):
+            if not earlier >> other & 1:
                 direct.append(other)
                 earlier |= before[other] | 1 << other
         before.append(earlier)
         edges.append(sorted(direct))
     return edges
-
-
-def _meet(spans: Sequence[Span], others: Sequence[Span]) -> bool:
-    """Whether one of two launches writes what the other touches."""
-    return any(
-        a.start < b.end and b.start < a.end and (a.is_written or b.is_written)
-        for a in spans
-        for b in others
-    )
 
 
 @contextmanager
