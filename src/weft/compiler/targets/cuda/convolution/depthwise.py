@@ -133,7 +133,8 @@ def _weight_gradient(sizes: ConvolutionSizes, x: Value, y: Value, dw: Variable) 
         [number, *at, channel], [sizes.images, *sizes.out, sizes.channels]
     )  # fmt: skip
     cotangent = scalars.cast(given[own], float32)
-    updates, stores = [], []
+    updates: list[Update] = []
+    stores: list[Statement] = []
     part = row_major_offset([number, *lines], [sizes.images, *outer])
     for count, tap in enumerate(product(*map(range, sizes.kernel))):
         place, inside = _tap_place(sizes, at, tap)
