@@ -154,6 +154,7 @@ NO_MACHINES_NUMBERS: dict[str, dict[str, set[str]]] = {
         "memory_budget.search": {"NAMED"},
         "report.explain": {"LISTED"},
         "report.memory_use": {"BAR", "LISTED"},
+        "report.notebook": {"LISTED"},
     },
 }  # fmt: skip
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "impl"}

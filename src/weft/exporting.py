@@ -36,7 +36,7 @@ from weft.compiler.export.linking import is_web, link_library, missing_linker, w
 from weft.compiler.export.machines import HOST, Platform, machine_for, platform_named
 from weft.compiler.export.main_programs import main_text, script_text
 from weft.compiler.export.object_code import object_file
-from weft.compiler.export.program import ExportedProgram, Port, exported_program
+from weft.compiler.export.program import ExportedProgram, Port, exported_program, without_names
 from weft.compiler.export.threads import check_threads
 from weft.compiler.plan.planning import plan_program
 from weft.compiler.targets.cpu.ahead import AheadTarget
@@ -114,6 +114,7 @@ def export(
     memory: str = "heap",
     threads: int = 1,
     sizes: Mapping[str, int] | None = None,
+    strip_names: bool = False,
     check: bool = False,
 ) -> Export:
     """Write a function as a library in C's convention, for this machine or another.
@@ -124,8 +125,9 @@ def export(
     the caller maps; `memory="static"` leaves out the functions that ask for memory; `form="c"`
     writes one file in C99 instead, for machines that LLVM does not know; an instance runs on
     `threads` threads of its own. Sizes that are symbols in types among the arguments are chosen at
-    each run, up to the largest that `sizes` says of each. With `check` the program is run and
-    compared at once. `docs/export.md` has all of it.
+    each run, up to the largest that `sizes` says of each. `strip_names` leaves names of weights and
+    state and lines of the source out. With `check` the program is run and compared at once.
+    `docs/export.md` has all of it.
 
     >>> import os, tempfile, weft as wf
     >>> folder = os.path.join(tempfile.mkdtemp(), "double")
@@ -138,6 +140,7 @@ def export(
     platform = platform_named(target)
     check_threads(threads, platform, target, form, memory)
     program = exported_program(f, args, dict(kwargs or {}), sizes)
+    program = without_names(program) if strip_names else program
     arrays = shipped_arrays(program)
     beside = weights == "beside" or (
         weights is None and sum(port.bytes for port, _ in arrays) > LARGEST_INSIDE

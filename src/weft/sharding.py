@@ -38,14 +38,14 @@ from weft.transforms.sharding.shell import (
     gather_whole,
     lockstep_graph,
 )
-from weft.transforms.sharding.simulation import Simulated, simulate_step
+from weft.transforms.sharding.simulation import Event, Simulated, simulate_step
 from weft.transforms.sharding.strategies import has_rule
 from weft.transforms.sharding.transfers import Transfer
 
 __all__ = [
-    "REPLICATED", "Costs", "Partial", "Partitioned", "PartitionedJit", "Placement", "RecordedStep",
-    "Replicated", "Simulated", "Split", "Transfer", "argument_names", "has_rule", "local_type",
-    "mark", "parse_bytes", "partition_graph", "record_step", "simulate_step",
+    "REPLICATED", "Costs", "Event", "Partial", "Partitioned", "PartitionedJit", "Placement",
+    "RecordedStep", "Replicated", "Simulated", "Split", "Transfer", "argument_names", "has_rule",
+    "local_type", "mark", "parse_bytes", "partition_graph", "record_step", "simulate_step",
 ]  # fmt: skip
 
 Placements = Mapping[str, Sequence[Placement | None]]

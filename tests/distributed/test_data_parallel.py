@@ -93,7 +93,7 @@ def test_optimizers_that_cannot_be_split_are_refused() -> None:
         distributed.data_parallel(wf.optim.SGD([weight]), zero=4)
 
 
-def _fit(strategy: str | None, folder: Any = None, **options: Any) -> dict[str, Any]:
+def _fit(strategy: Any, folder: Any = None, **options: Any) -> dict[str, Any]:
     """Train by the trainer, with a last batch that does not split evenly."""
     model = _model()
     optimizer = wf.optim.AdamW(model.parameters(), lr=0.05)
@@ -222,5 +222,65 @@ def test_split_parameters_need_their_level() -> None:
         model = distributed.shard_parameters(wf.nn.Linear(3, 2))
         with pytest.raises(wf.ArgumentError, match="another level"):
             distributed.data_parallel(wf.optim.SGD(model.parameters()), zero=1)
+
+    distributed.run_threads(run_rank, 2)
+
+
+# --- local steps ---------------------------------------------------------------------------------
+
+
+def test_local_steps_are_those_of_each_process_and_then_their_mean() -> None:
+    def train(x: np.ndarray, y: np.ndarray, steps: int) -> tuple[Any, Any]:
+        model = _model()
+        optimizer = wf.optim.AdamW(model.parameters(), lr=0.05)
+        for _ in range(steps):
+            _step(model, optimizer, wf.tensor(x), wf.tensor(y))
+        return model, optimizer
+
+    own = [train(X[4 * rank : 4 * rank + 4], Y[4 * rank : 4 * rank + 4], 3) for rank in range(2)]
+    expected = [
+        (first.detach().numpy() + second.detach().numpy()) / 2
+        for first, second in zip(own[0][0].parameters(), own[1][0].parameters(), strict=True)
+    ]
+
+    def run_rank() -> tuple[list[np.ndarray], list[bool], list[np.ndarray]]:
+        rank = distributed.rank()
+        model = _model()
+        optimizer = wf.optim.AdamW(model.parameters(), lr=0.05)
+        local = distributed.LocalSteps(optimizer, every=3)
+        x, y = (wf.tensor(part[4 * rank : 4 * rank + 4]) for part in (X, Y))
+        taken = []
+        for _ in range(3):
+            _step(model, optimizer, x, y)
+            taken.append(local.step())
+        slots = [value.numpy() for state in optimizer.state for value in state.values()]
+        return [p.detach().numpy() for p in model.parameters()], taken, slots
+
+    first, second = distributed.run_threads(run_rank, 2)
+    assert first[1] == [False, False, True]
+    for one, other, value in zip(first[0], second[0], expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, value, rtol=1e-5, atol=1e-6)
+    for one, other in zip(first[2], second[2], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_trainer_with_local_steps_ends_with_one_model(tmp_path: Any) -> None:
+    found = distributed.run_threads(
+        lambda: _fit(wf.train.LocalStrategy(every=3), tmp_path / "run", accumulate=2), 2
+    )
+    for one, other in zip(found[0]["weights"], found[1]["weights"], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert found[0]["row"]["val_loss"] == found[1]["row"]["val_loss"]
+    with pytest.raises(wf.ArgumentError, match="no number of steps"):
+        distributed.run_threads(lambda: _fit(wf.train.LocalStrategy(every=0)), 2)
+
+
+def test_local_steps_need_gradients_that_are_not_shared() -> None:
+    def run_rank() -> None:
+        weight = wf.tensor([1.0], requires_grad=True)
+        optimizer = distributed.data_parallel(wf.optim.SGD([weight], lr=0.1))
+        with pytest.raises(wf.ArgumentError, match="shares its gradients already"):
+            distributed.LocalSteps(optimizer, every=2)
 
     distributed.run_threads(run_rank, 2)

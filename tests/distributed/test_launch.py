@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.distributed.jobs import launch
 
 import weft as wf
 
@@ -30,24 +29,6 @@ def _clean_shared_memory() -> Iterator[None]:
     for path in set(shared.iterdir()) - before if shared.exists() else ():
         if path.name.startswith(("vader_segment", "sm_segment", "smsc", "ompi")):
             path.unlink(missing_ok=True)
-
-
-def launch(
-    folder: Path,
-    script: str,
-    *options: str,
-    arguments: tuple[str, ...] = (),
-    processes: int = 2,
-) -> subprocess.CompletedProcess[str]:
-    """Run a script in two processes and give what came of it."""
-    path = folder / "job.py"
-    path.write_text(script, encoding="utf-8")
-    words = [sys.executable, "-m", "weft.cli", "launch", "-n", str(processes), *options]
-    words += [str(path), *arguments]
-    patient = {**os.environ, "OMPI_MCA_mpi_yield_when_idle": "1"}  # beside other work
-    return subprocess.run(
-        words, capture_output=True, text=True, timeout=300, env=patient, check=False
-    )
 
 
 COLLECTIVES = """
@@ -83,6 +64,14 @@ compiled = wf.jit(lambda x: distributed.all_reduce(x * 2) + 1)
 np.testing.assert_array_equal(compiled(wf.tensor(large)).numpy(), (both[0] + both[1]) * 2 + 1)
 assert is_native("world")
 assert cell_of("world")[group_cells.STARTED] == cell_of("world")[group_cells.ENDED] == 1
+moves = wf.jit(lambda x: (distributed.all_gather(x * 2), distributed.reduce_scatter(x + 1)))
+gathered, scattered = moves(wf.tensor(large))
+np.testing.assert_array_equal(gathered.numpy(), np.concatenate(both) * 2)
+half = slice(rank * 750_000, (rank + 1) * 750_000)
+np.testing.assert_array_equal(scattered.numpy(), (both[0] + 1)[half] + (both[1] + 1)[half])
+assert cell_of("world")[group_cells.STARTED] == cell_of("world")[group_cells.ENDED] == 3
+empty = wf.jit(lambda x: (distributed.all_gather(x), distributed.reduce_scatter(x)))
+assert [part.shape for part in empty(wf.ones((0, 3)))] == [(0, 3), (0, 3)]
 wrong = wf.jit(lambda x: distributed.all_reduce(x) + 1)
 try:
     wrong(wf.ones(3 + rank))

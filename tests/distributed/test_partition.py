@@ -392,3 +392,20 @@ def test_every_process_finds_the_same_program() -> None:
         for seed in ("1", "2")
     }
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("index", [8, 100, -9])
+@pytest.mark.parametrize("devices", [2, 4])
+def test_an_index_outside_of_a_split_axis_is_out_of_bounds_on_every_device(
+    index: int, devices: int
+) -> None:
+    mesh, table = Mesh(model=devices), wf.tensor(np.arange(16, dtype=np.float32).reshape(8, 2))
+    read = partition(lambda x, i: wf.take(x, i, axis=0), mesh, [split(0), replicated])
+    write = partition(
+        lambda x, i: wf.index_add(x, 0, i, wf.ones((2, 2))), mesh, [split(0), replicated]
+    )
+    assert read.explain(table, wf.tensor([7, 0])).transfers
+    assert read(table, wf.tensor([7, 0])).tolist() == [[14.0, 15.0], [0.0, 1.0]]
+    for function in (read, write):
+        with pytest.raises(wf.BoundsError, match="out of range"):
+            function(table, wf.tensor([0, index]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import weft as wf
 from weft import nn
 from weft.cli.application import main
 from weft.collectives import bound_groups
-from weft.distributed import Costs, plan
+from weft.distributed import Costs, plan, plan_pipeline
 from weft.distributed.engines.threads import run_threads
+from weft.distributed.stages.order import pipeline_order
+from weft.distributed.stages.timeline import simulate_pipeline
 from weft.sharding import simulate_step
 
 SLOW_LINK = Costs(bandwidth=1e6, latency=1e-3)
@@ -116,3 +119,83 @@ def test_the_command_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "chosen: Mesh(" in capsys.readouterr().out
     assert main(["plan", program, *inputs, "--devices", "2", "--link", "fast"]) != 0
     assert "no speed of a link" in capsys.readouterr().err
+
+
+# --- pipelines -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("processes", "micro_batches"), [(2, 4), (4, 4), (4, 16), (3, 7)])
+def test_simulated_pipelines_are_idle_as_the_formula_says(
+    processes: int, micro_batches: int
+) -> None:
+    each = [1.0] * processes, [2.0] * processes
+    for name in ("gpipe", "1f1b"):
+        step_in_time = simulate_pipeline(pipeline_order(name, processes, micro_batches), *each)
+        bubble = (processes - 1) / (micro_batches + processes - 1)
+        assert step_in_time.idle == pytest.approx(bubble)
+        assert step_in_time.seconds == pytest.approx(3 * (micro_batches + processes - 1))
+
+
+def test_chunks_make_a_simulated_pipeline_less_idle_and_messages_more() -> None:
+    def idle(name: str, chunks: int, message: float) -> float:
+        stages = 4 * chunks
+        order = pipeline_order(name, 4, 8, chunks)
+        work = [1.0 / chunks] * stages, [2.0 / chunks] * stages
+        return simulate_pipeline(order, *work, message).idle
+
+    bubble = 3 / (8 + 3)
+    assert idle("interleaved", 2, 0.0) == pytest.approx(bubble / 2 / (1 - bubble / 2), rel=0.15)
+    assert idle("interleaved", 4, 0.0) < idle("interleaved", 2, 0.0) < idle("1f1b", 1, 0.0)
+    assert idle("1f1b", 1, 1.0) > idle("1f1b", 1, 0.0)
+
+
+def test_events_of_a_pipeline_do_not_overlap_on_a_process_and_wait_for_messages() -> None:
+    order = pipeline_order("interleaved", 2, 4, 2)
+    in_time = simulate_pipeline(order, [1.0, 2.0, 1.0, 1.0], [2.0] * 4, 0.25)
+    ends = {event.name: event.end for event in in_time.timeline}
+    for place in range(2):
+        events = [e for e in in_time.timeline if e.place == f"process {place}"]
+        for before, after in pairwise(events):
+            assert after.start >= before.end
+    for event in in_time.timeline:
+        stage, number = map(int, event.name[1:].split("."))
+        if event.name[0] == "F" and stage:
+            assert event.start >= ends[f"F{stage - 1}.{number}"] + 0.25
+
+
+def test_a_plan_of_pipelines_cuts_by_work_and_refuses_what_does_not_fit() -> None:
+    wf.random.seed(0)
+    sizes = [(32, 32), (32, 32), (32, 512), (512, 512)]
+    net = nn.Sequential(*[nn.Linear(*size) for size in sizes])
+    found = plan_pipeline(net, wf.ones((64, 32)), devices=2, costs=Costs(latency=0.0))
+    assert found.best.pipeline is not None
+    assert found.best.pipeline["cut"] == [3]
+    assert found.best.mesh.axes == {"data": 1, "stage": 2}
+    with pytest.raises(wf.UnsupportedError, match="is a pipeline"):
+        found.partition()
+    with pytest.raises(wf.ArgumentError, match="no pipeline fits"):
+        plan_pipeline(net, wf.ones((64, 32)), devices=7)
+    memories = {c.state: c.simulated.memory for c in found.choices if c.pipeline["chunks"] == 1}
+    assert memories["1f1b, 16 micro-batches"] < memories["gpipe, 16 micro-batches"]
+
+
+def test_measured_costs_are_positive_and_the_same_on_all_processes() -> None:
+    def run_rank() -> Costs:
+        return wf.distributed.measure_costs(repeats=1)
+
+    first, second = wf.distributed.run_threads(run_rank, 2)
+    assert first == second
+    assert min(first.bandwidth, first.latency, first.flops, first.memory, first.overhead) > 0
+
+
+def test_the_command_measures_and_keeps_what_it_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    program, path = f"{tmp_path / 'model.py'}:net", str(tmp_path / "costs.json")
+    inputs = ["--input", "8x16", "--target", "int64:8", "--loss", "cross_entropy"]
+    measure = ["--measure", "--save-costs", path]
+    assert main(["plan", program, *inputs, "--devices", "1", *measure]) == 0
+    assert "measured: " in capsys.readouterr().out
+    assert main(["plan", program, *inputs, "--devices", "2", "--costs", path]) == 0
+    assert "1f1b, 2 micro-batches" in capsys.readouterr().out

@@ -65,6 +65,18 @@ def orders_and_rows() -> Program:
 
 
 @program
+def one_row_of_a_table() -> Program:
+    """A gather whose loop is as long as its check says, and a place that is written."""
+    table = numbers(9, 4)
+
+    def f(row: wf.Tensor) -> Any:
+        written = wf.dynamic_update_slice(table, table[row][None] * 2, (row, 0))
+        return table[row], written, wf.take(table, row[None] - 4, axis=0)
+
+    return f, [wf.tensor(3)]
+
+
+@program
 def loops() -> Program:
     w = numbers(5, 5)
 

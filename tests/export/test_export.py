@@ -299,6 +299,27 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         wf.export(lambda x: x, [numbers(3)], tmp_path / "file" / "model")
 
 
+@needs_compiler
+@pytest.mark.parametrize("form", ["object", "c"])
+def test_stripped_names_are_in_no_file(form: str, tmp_path: Path) -> None:
+    secret_table, secret_total = numbers(9, 4), wf.zeros(4)
+
+    def f(row: wf.Tensor) -> wf.Tensor:
+        secret_total.copy_(secret_total + secret_table[row])
+        return secret_total * 2
+
+    for stripped in (False, True):
+        shipped = wf.export(
+            f, [wf.tensor(3)], tmp_path / f"model{stripped}", form=form, weights="beside",
+            strip_names=stripped,
+        )  # fmt: skip
+        shipped.check()
+        texts = [(shipped.folder / name).read_bytes() for name in shipped.files]
+        assert any(b"secret" in text for text in texts) is not stripped
+        assert any(Path(__file__).name.encode() in text for text in texts) is not stripped
+        assert any(b"row" in text for text in texts)
+
+
 def test_a_second_export_leaves_no_file_of_the_first_behind(tmp_path: Path) -> None:
     net, x, folder = wf.nn.Linear(4, 3), wf.ones((2, 4)), tmp_path / "model"
     wf.export(net, [x], folder, weights="beside")

@@ -7,9 +7,15 @@ from tests.compiler.cuda.attention_cases import (
     ATTENTIONS,
     COMPOSED,
     ENTROPIES,
+    LARGE,
+    RUNNING,
+    SORTS,
     check_attention,
     check_attention_gradient,
     check_entropy,
+    check_equal_bits,
+    check_running,
+    check_sort,
 )
 
 import weft as wf
@@ -22,11 +28,26 @@ def test_a_cross_entropy_on_a_card_is_the_processors(name: str) -> None:
     check_entropy(name)
 
 
-@pytest.mark.parametrize("name", [*ATTENTIONS, *COMPOSED])
+@pytest.mark.parametrize("name", [*ATTENTIONS, *LARGE, *COMPOSED])
 def test_attention_on_a_card_is_the_processors(name: str) -> None:
     check_attention(name)
 
 
-@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("name", [*ATTENTIONS, *LARGE])
 def test_gradients_of_attention_on_a_card_are_the_processors(name: str) -> None:
     check_attention_gradient(name)
+
+
+@pytest.mark.parametrize("name", SORTS)
+def test_sorts_on_a_card_are_the_processors(name: str) -> None:
+    check_sort(name)
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_running_forms_on_a_card_are_the_processors(name: str) -> None:
+    check_running(name)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_two_runs_of_a_gradient_have_the_same_bits(name: str) -> None:
+    check_equal_bits(name)

@@ -24,7 +24,7 @@ SEEDS = re.compile(
     r"|layer_normalization_default_axis|attention_4d$|nllloss_NC$|einsum_sum|col2im_pads|top_k$"
     r"|split_variable_parts_1d_opset18|dft_axis$|gru_defaults|roialign_aligned_true|unique_.*axis$"
     r"|gridsample$|tfidfvectorizer_tf_only_bigrams_skip0|ai_onnx_ml_tree_ensemble_single_tree"
-    r"|cast_FLOAT_to_FLOAT8E4M3FN|dequantizelinear_int4|nonmaxsuppression_two_batches)"
+    r"|cast_FLOAT_to_FLOAT8E4M3FN|attention_3d_gqa_with_past|attention_4d_with_qk_matmul_softcap|dequantizelinear$|dequantizelinear_axis$|matmulinteger$|dequantizelinear_int4|nonmaxsuppression_two_batches)"
 )
 NUMBERS = [
     -(2**63), -(2**31), -5, -2, -1, 0, 1, 2, 3, 7, 1000, 2**16, 2**31 - 1, 2**31, 2**40, 2**63 - 1,
@@ -33,7 +33,8 @@ FRACTIONS = [0.0, -1.0, 1e30, -1e30, float("inf"), float("nan"), 1e-30, 0.5, 1e9
 OPERATORS = [
     "Add", "Reshape", "Conv", "Gather", "Loop", "If", "Scan", "Tile", "Expand", "ConstantOfShape",
     "Range", "Resize", "Pad", "OneHot", "Slice", "Concat", "LSTM", "TopK", "Identity", "Nothing",
-    "SequenceAt", "MatMul", "Cast", "Attention", "NonZero", "StringSplit", "EyeLike",
+    "SequenceAt", "MatMul", "Gemm", "DequantizeLinear", "Cast", "Attention", "NonZero",
+    "StringSplit", "EyeLike",
 ]  # fmt: skip
 
 

@@ -12,8 +12,15 @@ import numpy as np
 import pytest
 
 import weft as wf
+from weft.train import plots
 from weft.train.plots import COLOURS, chart, curves_of, ticks
 from weft.train.png import FONT, Canvas, encode
+
+
+@pytest.fixture(autouse=True)
+def without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These are our own pictures, whether or not matplotlib is installed."""
+    monkeypatch.setattr(plots, "find_spec", lambda name: None)
 
 
 def decode(data: bytes) -> Any:

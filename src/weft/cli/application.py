@@ -249,6 +249,7 @@ def _add_launch(kinds: _SubParsersAction[Any]) -> None:
     add("-n", "--processes", type=int, default=2, metavar="N", help="how many; 2 if not said")
     add("--hosts", metavar="A,B", help="over these hosts, by ssh; else all on this one")
     add("--engine", choices=["mpi", "gloo"], default="mpi", help="what joins them")
+    add("--restarts", type=int, default=0, help="start a killed process again so often (gloo)")
     add("--threads", type=int, metavar="N", help="of each process; else its share of the cores")
     add("--timeout", type=float, metavar="SECONDS", help="how long one waits for another; else 600")
     add("script", metavar="FILE.py")
@@ -267,6 +268,9 @@ def _add_plan(kinds: _SubParsersAction[Any]) -> None:
     add("--link", metavar="SPEED", default="400Gb/s", help="what each sends: 400Gb/s, 50GB/s")
     add("--latency", type=float, default=1e-6, help="seconds before a transfer begins")
     add("--flops", type=float, default=100e12, help="operations per second of a device")
+    add("--measure", action="store_true", help="measure all of these, in processes of this machine")
+    add("--save-costs", metavar="FILE", help="write what was measured")
+    add("--costs", metavar="FILE", help="use what was measured before")
 
 
 def _add_board(kinds: _SubParsersAction[Any]) -> None:
@@ -293,6 +297,7 @@ def _add_export(kinds: _SubParsersAction[Any]) -> None:
     add("--memory", default="heap", choices=["heap", "static"], help="static: no malloc")
     add("--most", action="append", metavar="SIZE=N", help="the largest of a size that is a name")
     add("--threads", type=int, default=1, metavar="N", help="of an instance, by pthread")
+    add("--strip-names", action="store_true", help="leave names of weights and lines out")
     add("--check", action="store_true", help="run it, and compare it with Weft")
 
 

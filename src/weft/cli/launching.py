@@ -22,12 +22,13 @@ import tempfile
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from weft.cli.from_files import is_settings
 from weft.cli.mistakes import Mistake
+from weft.distributed.environment import RESTARTS
 from weft.distributed.recovery import WENT_ON
 from weft.distributed.worker import DONE, FAILED
 
@@ -64,7 +65,7 @@ def launch(flags: Namespace) -> int:
     program = [sys.executable, "-m", "weft.distributed.worker", *_script(flags)]
     try:
         if flags.engine == "gloo":
-            code = _run_alone(flags.processes, program, environment, folder)
+            code = _run_alone(flags, program, environment, folder)
         else:
             code = _run_mpi(flags, program, environment, folder)
         return _judge(folder, flags.processes, code)
@@ -85,6 +86,8 @@ def _check(flags: Namespace) -> None:
         raise Mistake(f"-n {flags.processes}: a job has at least one process")
     if not Path(flags.script).is_file():
         raise Mistake(f"no such file: {flags.script}")
+    if flags.restarts and flags.engine != "gloo":
+        raise Mistake("--restarts needs --engine gloo: others cannot join Open MPI's processes")
     if flags.hosts and flags.engine == "gloo":
         raise Mistake("--hosts needs the engine mpi: gloo meets in a folder of one host")
 
@@ -126,18 +129,35 @@ def _run_mpi(
 
 
 def _run_alone(
-    processes: int, program: list[str], environment: Mapping[str, str], folder: Path
+    flags: Namespace, program: list[str], environment: Mapping[str, str], folder: Path
 ) -> int:
-    """Start processes without an engine's launcher; one that fails ends the others."""
-    jobs, readers = [], []
-    for rank in range(processes):
-        own = {"WEFT_RANK": rank, "WEFT_LOCAL_RANK": rank, "WEFT_WORLD_SIZE": processes}
+    """Start processes without an engine's launcher; one that fails ends the others.
+
+    One that is killed is started again as often as allowed, and joins the others.
+    """
+    jobs: list[subprocess.Popen[str]] = []
+    readers: list[threading.Thread] = []
+    started = [0] * flags.processes
+
+    def start_rank(rank: int) -> subprocess.Popen[str]:
+        own = {"WEFT_RANK": rank, "WEFT_LOCAL_RANK": rank, "WEFT_WORLD_SIZE": flags.processes}
+        own[RESTARTS] = started[rank]
+        started[rank] += 1
         job = _start(program, {**environment, **{name: str(own[name]) for name in own}})
-        jobs.append(job)
-        readers += [
-            _pass_on(job.stdout, sys.stdout, rank), _pass_on(job.stderr, sys.stderr, rank)
-        ]  # fmt: skip
-    codes = _wait(jobs, readers, folder, processes)
+        readers.extend(
+            [_pass_on(job.stdout, sys.stdout, rank), _pass_on(job.stderr, sys.stderr, rank)]
+        )
+        return job
+
+    def start_again() -> None:
+        for rank, job in enumerate(jobs):
+            is_killed = job.poll() is not None and job.returncode < 0
+            is_told = any((folder / f"{mark}{rank}").exists() for mark in (DONE, FAILED))
+            if is_killed and not is_told and started[rank] <= flags.restarts:
+                jobs[rank] = start_rank(rank)
+
+    jobs += [start_rank(rank) for rank in range(flags.processes)]
+    codes = _wait(jobs, readers, folder, flags.processes, start_again)
     return next((code for code in codes if code), 0)
 
 
@@ -184,6 +204,7 @@ def _wait(
     readers: Sequence[threading.Thread],
     folder: Path,
     processes: int,
+    look_after: Callable[[], None] = lambda: None,
 ) -> list[int]:
     """Exit codes, once all have ended; an interrupt is passed on, and then waited for.
 
@@ -193,6 +214,7 @@ def _wait(
     try:
         while any(job.poll() is None for job in jobs):
             time.sleep(POLL)
+            look_after()
             failures = _failures(folder, processes)
             if not failures or any(failure.time < float("inf") for failure in failures):
                 break

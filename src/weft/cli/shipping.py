@@ -40,6 +40,7 @@ def export(flags: Namespace) -> int:
         memory=flags.memory,
         threads=flags.threads,
         sizes=dict(map(_largest_size, flags.most or ())),
+        strip_names=flags.strip_names,
     )
     say(str(shipped))
     if flags.check:

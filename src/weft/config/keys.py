@@ -25,6 +25,7 @@ from weft.config.schema import (
     Text,
     Whole,
 )
+from weft.train.strategies import STRATEGIES
 
 __all__ = ["METRICS", "OPTIMIZERS", "SCHEMA"]
 
@@ -287,9 +288,7 @@ _TRAINING: dict[str, Kind] = {
     ),
     "strategy": Table(
         {
-            "kind": Choice(
-                "one", ["one", "data", "zero1", "zero2"], "how processes of weft launch share"
-            ),
+            "kind": Choice("one", ["one", *STRATEGIES], "how processes of weft launch share"),
             "device": Text("", "where to compute: cpu, cuda, cuda:1"),
             "precision": Choice("float32", ["float32", "bfloat16", "float16"], "of the network"),
             "accumulate": Whole(1, "batches to one update", 1),

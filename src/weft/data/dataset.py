@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 import weft as wf
 from weft.data.collate import Collate, collate_items, convert_leaves
+from weft.data.notebook import dataset_html
 from weft.data.prefetch import Prefetcher
 from weft.data.scope import generator_of, is_loading, item_generator, load_item, place
 
@@ -51,6 +52,9 @@ class Dataset(ABC):
 
     def __add__(self, other: Dataset) -> Dataset:
         return self.concat(other)
+
+    def _repr_html_(self) -> str:
+        return dataset_html(self)
 
     def gather(self, indices: Indices) -> Any:
         """A whole batch at once, already stacked; None where items have to be taken one by one."""

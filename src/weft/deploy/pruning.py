@@ -64,7 +64,7 @@ def prune_weights(net: wf.nn.Module, share: float, *, everywhere: bool = True) -
     >>> prune_weights(net, 0.5).parameters, net.weight.tolist()
     ((4, 2), [[1.0, 0.0], [0.0, 3.0]])
     """
-    _check_share("prune_weights", share)
+    check_share("prune_weights", share)
     weights = {name: p for name, p in net.named_parameters() if p.ndim > 1}
     sizes = {name: np.abs(p.detach().numpy().astype(np.float64)) for name, p in weights.items()}
     everything = np.concatenate([each.reshape(-1) for each in sizes.values()] or [np.zeros(0)])
@@ -97,7 +97,7 @@ def prune_channels(
     fixed size are left. importance: from the rows of all weights of a group, by name, [channels,
     ...] each, to a number for each channel; the root of the sum of squares by default.
     """
-    _check_share("prune_channels", share)
+    check_share("prune_channels", share)
     program = trace_program(net, examples, {})
     before = sum(int(p.size) for _, p in net.named_parameters())
     kept: dict[str, tuple[int, int]] = {}
@@ -135,7 +135,8 @@ def _cut_group(
     return False
 
 
-def _check_share(op: str, share: float) -> None:
+def check_share(op: str, share: float) -> None:
+    """Refuse a share that is none, or everything."""
     if not 0 <= share < 1:
         raise wf.ArgumentError(
             op,

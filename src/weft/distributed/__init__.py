@@ -23,6 +23,7 @@ from weft.collectives import (
 )
 from weft.distributed.checkpoints import ShardedCheckpoints
 from weft.distributed.division import Division
+from weft.distributed.measuring import measure_costs, read_costs
 from weft.distributed.mesh import Mesh
 from weft.distributed.parameters import (
     load_whole_state,
@@ -51,18 +52,21 @@ from weft.distributed.process_group import (
 )
 from weft.distributed.recovery import Recovery
 from weft.distributed.ring import ring_attention
-from weft.distributed.sharing import data_parallel
+from weft.distributed.sharing import LocalSteps, data_parallel
 from weft.distributed.simulation import simulate
+from weft.distributed.stages.choices import plan_pipeline
 from weft.distributed.stages.pipeline import Pipeline
+from weft.distributed.tables import ParameterServer
 from weft.names import missing_from as _missing_from
 from weft.sharding import Costs
 
 __all__ = [
-    "Communicator", "Costs", "Division", "Mesh", "PartitionedFunction", "Pipeline", "Plan",
-    "Recovery", "ShardedCheckpoints", "all_gather", "all_reduce", "all_to_all", "axis_index",
-    "axis_size", "barrier", "bind_axes", "broadcast", "broadcast_object", "data_parallel",
-    "divided", "gather_objects", "init", "is_initialized", "load_whole_state", "local_rank",
-    "partition", "permute", "plan", "rank", "reduce_scatter", "reduce_to", "replicated",
+    "Communicator", "Costs", "Division", "LocalSteps", "Mesh", "ParameterServer",
+    "PartitionedFunction", "Pipeline", "Plan", "Recovery", "ShardedCheckpoints", "all_gather",
+    "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier", "bind_axes", "broadcast",
+    "broadcast_object", "data_parallel", "divided", "gather_objects", "init", "is_initialized",
+    "load_whole_state", "local_rank", "measure_costs", "partition", "permute", "plan",
+    "plan_pipeline", "rank", "read_costs", "reduce_scatter", "reduce_to", "replicated",
     "ring_attention", "role", "run_threads", "shard", "shard_experts", "shard_model",
     "shard_parameters", "shutdown", "simulate", "split", "take_shard", "whole_state", "world",
     "world_size",

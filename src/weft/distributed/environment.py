@@ -2,7 +2,7 @@
 
 >>> from weft.distributed.environment import find_launch
 >>> find_launch({"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"})
-Launch(launcher='slurm', rank=3, size=4, local_rank=1, role='worker', folder='')
+Launch(launcher='slurm', rank=3, size=4, local_rank=1, role='worker', folder='', restarts=0)
 >>> find_launch({}) is None
 True
 """
@@ -14,9 +14,11 @@ from typing import NamedTuple
 
 import weft as wf
 
-__all__ = ["ROLES", "Launch", "find_launch"]
+__all__ = ["RESTARTS", "ROLES", "Launch", "find_launch"]
 
 ROLES = ("worker", "server", "evaluator")
+RESTARTS = "WEFT_RESTARTS"
+"""The variable that says how often a process was started again."""
 _VARIABLES = {
     "weft": ("WEFT_RANK", "WEFT_WORLD_SIZE", "WEFT_LOCAL_RANK"),
     "mpiexec": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -36,6 +38,8 @@ class Launch(NamedTuple):
     role: str
     folder: str
     """Where processes of the job on this host meet; empty where nobody made such a folder."""
+    restarts: int = 0
+    """How often this process was started again; then it joins the others while they train."""
 
 
 def find_launch(environment: Mapping[str, str]) -> Launch | None:
@@ -54,7 +58,8 @@ def find_launch(environment: Mapping[str, str]) -> Launch | None:
             numbers = [_number(environment, name) for name in (rank, size)]
             local_rank = _number(environment, local) if local in environment else numbers[0]
             folder = environment.get("WEFT_JOB_FOLDER", "")
-            return Launch(launcher, numbers[0], numbers[1], local_rank, role, folder)
+            restarts = _number(environment, RESTARTS) if RESTARTS in environment else 0
+            return Launch(launcher, numbers[0], numbers[1], local_rank, role, folder, restarts)
     return None
 
 

@@ -60,6 +60,8 @@ class Choice(NamedTuple):
     placements: Mapping[str, Mapping[str, Any]]
     simulated: Simulated
     verdict: str
+    pipeline: Mapping[str, Any] | None = None
+    """Of a pipeline: the settings of `wf.distributed.Pipeline`."""
 
 
 class Plan:
@@ -68,9 +70,11 @@ class Plan:
     best: the fastest that fits. `partition()` divides the step by it.
     """
 
-    def __init__(self, step: Callable[..., Any], choices: Sequence[Choice]) -> None:
-        self._step = step
-        self.choices = list(choices)
+    def __init__(
+        self, step: Callable[..., Any], choices: Sequence[Choice], memory: float | None = None
+    ) -> None:
+        self._step, self._memory = step, memory
+        self.choices = _ranked_choices(choices, memory)
 
     @property
     def best(self) -> Choice:
@@ -88,7 +92,20 @@ class Plan:
 
     def partition(self) -> PartitionedFunction:
         """The step, divided as the best choice says."""
+        if self.best.pipeline is not None:
+            settings = ", ".join(f"{name}={value!r}" for name, value in self.best.pipeline.items())
+            raise wf.UnsupportedError(
+                "plan",
+                "the best choice is a pipeline, which is no compiled step",
+                expected="a loop with a wf.distributed.Pipeline",
+                got={"mesh": self.best.mesh, "state": self.best.state},
+                fix=f"wf.distributed.Pipeline(model, loss, {settings})",
+            )
         return PartitionedFunction(self._step, self.best.mesh, self.best.placements, None)
+
+    def beside(self, other: Plan) -> Plan:
+        """The choices of both plans, ranked together."""
+        return Plan(self._step, [*self.choices, *other.choices], self._memory)
 
     def __repr__(self) -> str:
         rows = [
@@ -130,9 +147,8 @@ def plan(
     elif costs is not None:
         links.update(costs)
     recorded = record_step(step, *args)
-    choices = list(_choices(recorded, devices, links))
     limit = None if memory is None else parse_bytes("plan", memory)
-    return Plan(step, _ranked_choices(choices, limit))
+    return Plan(step, list(_choices(recorded, devices, links)), limit)
 
 
 def _ranked_choices(choices: Sequence[Choice], memory: float | None) -> list[Choice]:

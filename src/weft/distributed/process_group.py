@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import weft as wf
 from weft.collectives import bind_groups, bind_thread_groups
 from weft.distributed.engines.engine import Engine
-from weft.distributed.engines.gloo import gloo_world
+from weft.distributed.engines.gloo import gloo_world, join_gloo_world
 from weft.distributed.engines.mpi import mpi_world
 from weft.distributed.engines.nccl import nccl_world
 from weft.distributed.engines.threads import ThreadEngine, thread_engines
@@ -113,8 +113,8 @@ def _start_engine(engine: str, launch: Launch, timeout: float) -> Engine:
             got={"engine": engine},
             fix='engine="auto"',
         )
-    if launch.size == 1 and engine == "auto":
-        return thread_engines(1)[0]
+    if (launch.size == 1 and engine == "auto") or launch.restarts:
+        return thread_engines(1)[0]  # one that was started again joins when it trains
     if engine == "nccl":
         return nccl_world(launch.rank, launch.size)
     if engine == "gloo" or (engine == "auto" and launch.launcher == "weft"):
@@ -140,6 +140,8 @@ def _missing_launcher(problem: str, size: int) -> wf.ProcessError:
 
 def _check_world(engine: Engine, launch: Launch, wanted: int | None) -> None:
     """Refuse a world of another size than the launcher or the program says."""
+    if launch.restarts:
+        return
     if engine.size != launch.size:
         raise _missing_launcher(
             f"{launch.launcher} started {launch.size} processes, "
@@ -202,6 +204,20 @@ def world() -> Group:
             fix="wf.distributed.init()",
         )
     return job.world
+
+
+def join_world() -> Group:
+    """The group that takes this process in, which was started again while the others trained."""
+    launch, alone = _job().launch, world()
+    folder, timeout = _meeting_folder(launch), alone.watch.timeout
+    engine = join_gloo_world(launch.rank, launch.size, folder, timeout, launch.restarts)
+    alone.watch.start()
+    return Group(engine, "world", alone.watch, alone.checks)
+
+
+def restarts() -> int:
+    """How often this process was started again."""
+    return _job().launch.restarts
 
 
 def replace_world(group: Group, axes: Mapping[str, int]) -> None:

@@ -26,7 +26,13 @@ import numpy as np
 import weft as wf
 from weft.distributed.environment import find_launch
 from weft.distributed.group import Group
-from weft.distributed.process_group import gather_objects, replace_world, world
+from weft.distributed.process_group import (
+    gather_objects,
+    join_world,
+    replace_world,
+    restarts,
+    world,
+)
 from weft.optim.states import named_tensors
 
 __all__ = ["Members", "Recovery", "has_quorum", "is_loss"]
@@ -49,9 +55,25 @@ def has_quorum(before: Sequence[int], left: Sequence[int]) -> bool:
     return twice > len(before) or (twice == len(before) and min(before) in left)
 
 
+JOINS = "a process joins the group"
+
+
 def is_loss(error: BaseException) -> bool:
-    """Whether an error says that a process is gone, so that the others may go on."""
-    return isinstance(error, wf.ProcessError) and "lost" in error.problem
+    """Whether an error says that a process is gone, or joins, so that a new group may go on."""
+    if not isinstance(error, wf.ProcessError):
+        return False
+    return "lost" in error.problem or error.problem == JOINS
+
+
+def joining_error() -> wf.ProcessError:
+    """What interrupts a training to take a process in."""
+    return wf.ProcessError(
+        "distributed.Recovery",
+        JOINS,
+        expected="a training that goes on with a new group",
+        got={"members": world().size},
+        fix="nothing: it goes on",
+    )
 
 
 class Members:
@@ -79,7 +101,11 @@ class Members:
                 got={"engine": group.engine.name},
                 fix='wf.distributed.init("mpi")',
             )
+        self.is_joining = restarts() > 0
+        """Whether this process was started again, and the others have not taken it in yet."""
         self.own, self.ranks = group.rank, list(range(group.size))
+        self.joined: list[int] = []
+        """The numbers of processes that have joined; they go on from those of the start."""
         self.losses: list[tuple[list[int], float]] = []
 
     def recover(self, error: wf.ProcessError, go_on: Any) -> None:
@@ -100,25 +126,56 @@ class Members:
                 break
         else:
             raise error
-        self.losses.append((lost, time.monotonic() - begin))
-        _note_losses(lost)
+        if lost:
+            self.losses.append((lost, time.monotonic() - begin))
+            _note_losses(lost)
+
+    def join(self, go_on: Any) -> None:
+        """Be taken in by the others, and have `go_on()` take their state."""
+        group = join_world()
+        self.own = group.engine.generation.membership.own  # type: ignore[attr-defined]
+        self.is_joining = False
+        self._take_ranks(group)
+        self.joined = []
+        go_on()
+
+    def has_waiting(self) -> bool:
+        """Whether a process waits to join; all processes ask at once."""
+        group = world()
+        generation = getattr(group.engine, "generation", None)
+        if generation is None:
+            return False
+        is_waiting = group.rank == 0 and bool(generation.membership.waiting())
+        return bool(group.broadcast(np.array(is_waiting), 0))
+
+    def finish(self) -> None:
+        """Tell processes that wait to join that the training is over."""
+        generation = getattr(world().engine, "generation", None)
+        if generation is not None:
+            generation.membership.finish()
+
+    def _take_ranks(self, group: Group) -> list[int]:
+        """Make a group the world; the members of the one before that are not in it."""
+        replace_world(group, {"data": group.size})
+        ranks = [int(rank) for rank in group.all_gather(np.array(self.own))]
+        lost = [rank for rank in self.ranks if rank not in ranks]
+        self.joined += [rank for rank in ranks if rank not in self.ranks and rank != self.own]
+        self.ranks = ranks
+        return lost
 
     def _regroup(self, error: wf.ProcessError) -> list[int]:
         """Make the world that of the processes that are left; the ranks that are not."""
-        old = world()
+        old, before = world(), self.ranks
         left = Group(old.engine.survivors(), "world", old.watch, old.checks)  # type: ignore[attr-defined]
-        replace_world(left, {"data": left.size})
-        ranks = [int(rank) for rank in left.all_gather(np.array(self.own))]
-        lost = [rank for rank in self.ranks if rank not in ranks]
-        if not has_quorum(self.ranks, ranks):
+        lost = self._take_ranks(left)
+        if not has_quorum(before, [rank for rank in self.ranks if rank in before]):
             raise wf.ProcessError(
                 "distributed.Recovery",
                 "too few processes are left to go on",
-                expected=f"more than half of {len(self.ranks)}, or half with the lowest rank",
-                got={"left": ranks, "lost": lost},
+                expected=f"more than half of {len(before)}, or half with the lowest rank",
+                got={"left": self.ranks, "lost": lost},
                 fix="start again from the last checkpoint",
             ) from error
-        self.ranks = ranks
         return lost
 
 
@@ -154,7 +211,7 @@ def _note_losses(lost: Sequence[int]) -> None:
     launch = find_launch(os.environ)
     if launch is not None and launch.folder:
         for rank in lost:
-            (Path(launch.folder) / f"{WENT_ON}{rank}").touch()
+            (Path(launch.folder) / f"{WENT_ON}{rank % launch.size}").touch()
 
 
 class Recovery:
@@ -168,6 +225,7 @@ class Recovery:
         self.model, self.optimizer, self.loader, self.epochs = model, optimizer, loader, epochs
         self.steps = 0
         self._is_renewed = False
+        self._is_new = self._members.is_joining
         loader.share(world().rank, world().size)
         self._place: tuple[int, int] = loader.position
 
@@ -182,12 +240,18 @@ class Recovery:
         return self._members.losses
 
     def __iter__(self) -> Iterator[Any]:
+        if self._members.is_joining:
+            self._members.join(self._go_on)
         while self.loader.position[0] < self.epochs:
             for batch in self.loader:
-                yield batch
+                if self._members.has_waiting():
+                    self._members.recover(joining_error(), self._go_on)
+                else:
+                    yield batch
                 if self._is_renewed:  # the loader stands elsewhere now, and has another part
                     break
             self._is_renewed = False
+        self._members.finish()
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -204,7 +268,9 @@ class Recovery:
     def _go_on(self) -> None:
         """Take the newest state and place in the data, and this process's part of the batches."""
         handles = training_handles(self.model, self.optimizer)
-        self.steps, self._place = take_newest(handles, self.steps, self._place)
+        own_steps = -1 if self._is_new else self.steps
+        self.steps, self._place = take_newest(handles, own_steps, self._place)
+        self._is_new = False
         self.optimizer.zero_grad()  # of the step that was not finished
         self.loader.seek(*self._place)
         self.loader.share(world().rank, world().size)

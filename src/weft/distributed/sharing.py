@@ -30,7 +30,7 @@ from weft.distributed.parameters import (
     whole_shape,
 )
 
-__all__ = ["BUCKET", "GradientSharing", "data_parallel", "share_stages"]
+__all__ = ["BUCKET", "GradientSharing", "LocalSteps", "data_parallel", "share_stages"]
 
 BUCKET = 1 << 22
 """Bytes of gradients that travel together; a larger gradient travels alone."""
@@ -94,6 +94,69 @@ def share_stages(optimizer: Any, mesh_axis: str, counted: tuple[bool, ...]) -> A
     present = optimizer.sharing or GradientSharing()
     optimizer.sharing = replace(present, stage_axis=mesh_axis, counted=counted)
     return optimizer
+
+
+class LocalSteps:
+    """Steps that each process makes alone, with a mean of the parameters every so often.
+
+    `local.step()` after each update counts; every `every`-th takes the mean over all processes of
+    the parameters, and of what the optimiser keeps for them (local SGD: Stich, 2019). Parameters
+    begin as those of the first process.
+
+    >>> import weft as wf
+    >>> wf.distributed.init()
+    >>> w = wf.tensor([1.0], requires_grad=True)
+    >>> optimizer = wf.optim.SGD([w], lr=0.5)
+    >>> local = LocalSteps(optimizer, every=2)
+    >>> [local.step() for _ in range(4)]
+    [False, True, False, True]
+    >>> wf.distributed.shutdown()
+    """
+
+    def __init__(self, optimizer: Any, every: int, mesh_axis: str = "data") -> None:
+        if type(every) is not int or every < 1:
+            raise wf.ArgumentError(
+                "LocalSteps",
+                "this is no number of steps",
+                expected="a whole number, at least 1",
+                got={"every": every},
+                fix="every=8",
+            )
+        if optimizer.sharing is not None or any(map(is_part, optimizer.parameters)):
+            raise wf.ArgumentError(
+                "LocalSteps",
+                "the optimiser shares its gradients already",
+                expected="an optimiser whose steps are its own, with whole parameters",
+                got={"sharing": optimizer.sharing},
+                fix="leave data_parallel and shard_parameters out",
+            )
+        self.optimizer, self.every = optimizer, every
+        self._sharing = GradientSharing(mesh_axis, 0, axis_size(mesh_axis))
+        self._count = 0
+        with wf.no_grad():
+            for handle in self._handles():
+                handle.copy_(broadcast(handle, mesh_axis))
+
+    def step(self) -> bool:
+        """Count an update; whether the mean was taken."""
+        self._count += 1
+        if self._count % self.every:
+            return False
+        self.take_mean()
+        return True
+
+    def take_mean(self) -> None:
+        """Make parameters and state the mean of all processes' now."""
+        handles = self._handles()
+        with wf.no_grad():
+            means = self._sharing.mean_gradients([handle.detach() for handle in handles])
+            for handle, mean in zip(handles, means, strict=True):
+                assert mean is not None
+                handle.copy_(mean)
+
+    def _handles(self) -> list[wf.Tensor]:
+        kept = [value for slots in self.optimizer.state for value in slots.values()]
+        return [*self.optimizer.parameters, *[value for value in kept if value.dtype.is_inexact]]
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ float64, as scikit-learn's own: the answer to a row does not depend on the rows 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any, Self
 
 import numpy as np
@@ -15,17 +16,26 @@ import numpy.typing as npt
 import weft as wf
 from weft.data.optional import require
 
-try:  # without scikit-learn the classes can be read, but not made
-    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-except ImportError:
-    BaseEstimator, ClassifierMixin, RegressorMixin = (type(name, (), {}) for name in "ECR")
+NAMES = ("BaseEstimator", "ClassifierMixin", "RegressorMixin")
+
+
+def _sklearn_bases() -> tuple[Any, ...]:
+    """Scikit-learn's base classes; without it others, of which no estimator can be made."""
+    try:
+        module = import_module("sklearn.base")
+    except ImportError:
+        return tuple(type(name, (), {}) for name in NAMES)
+    return tuple(getattr(module, name) for name in NAMES)
+
+
+BaseEstimator, ClassifierMixin, RegressorMixin = _sklearn_bases()
 
 __all__ = ["WeftClassifier", "WeftRegressor"]
 
 Array = npt.NDArray[Any]
 
 
-class _Estimator(BaseEstimator):  # type: ignore[misc]
+class _Estimator(BaseEstimator):  # type: ignore[misc, valid-type]
     """What both share: settings, checks, scaling and training."""
 
     def __init__(
@@ -64,7 +74,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             trainer = wf.train.Trainer(
                 self.network_, loss, rule, compile=self.compile, seed=seed, progress=False
             )
-            data = (wf.asarray(self._scaled(x)), wf.asarray(y))
+            data = (wf.asarray(self._scaled_rows(x)), wf.asarray(y))
             history = trainer.fit(data, self.epochs, batch_size=self.batch_size)
         finally:
             wf.random.set_state(before)
@@ -75,7 +85,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             return self.module(inputs, outputs)
         return wf.models.MLP([inputs, *self.hidden, outputs])
 
-    def _scaled(self, x: Array) -> Array:
+    def _scaled_rows(self, x: Array) -> Array:
         return np.asarray((x - self.center_) / self.scale_, np.float64)
 
     def _outputs(self, x: Any) -> Array:
@@ -85,7 +95,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         checked = validation.validate_data(self, x, reset=False, dtype=np.float64)
         self.network_.eval()
         with wf.no_grad():
-            return np.asarray(self.network_(wf.asarray(self._scaled(checked))))
+            return np.asarray(self.network_(wf.asarray(self._scaled_rows(checked))))
 
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle: weights as arrays, since networks hold more than data."""
@@ -103,7 +113,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             self.network_.load_state_dict({k: wf.asarray(v) for k, v in weights.items()})
 
 
-class WeftClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
+class WeftClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc, valid-type]
     """A network that tells classes apart, as an estimator of scikit-learn.
 
     `hidden` are the widths of a perceptron's hidden layers; `module(inputs, classes)` makes any
@@ -138,7 +148,7 @@ class WeftClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         return np.asarray(self.classes_[outputs.argmax(axis=1)])
 
 
-class WeftRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
+class WeftRegressor(RegressorMixin, _Estimator):  # type: ignore[misc, valid-type]
     """A network that finds numbers, as an estimator of scikit-learn; see `WeftClassifier`.
 
     Targets are scaled by the training rows, too.

@@ -29,6 +29,7 @@ from typing import Any, Self
 import weft as wf
 from weft.graph.names import Names
 from weft.names import nearest_name
+from weft.notebook import block, table
 
 __all__ = ["Graph", "Operation", "current", "default_graph", "reset_default_graph"]
 
@@ -106,6 +107,14 @@ class Graph:
         listed = self.operations
         count = f"{len(listed)} operation{'' if len(listed) == 1 else 's'}"
         return "\n".join([f"<Graph of {count}>", *(f"  {each!r}" for each in listed)])
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for each in self.operations:
+            kinds = ", ".join(str(self.builder.resolve(result.type)) for result in each.results)
+            place = "" if each.at is None else str(each.at).partition(", in ")[0]
+            rows.append((each.name, each.kind, kinds, place))
+        return block(table(["operation", "kind", "type", "made at"], rows))
 
     def as_default(self) -> Self:
         """The graph itself, as in `with graph.as_default():`."""

@@ -34,7 +34,7 @@ class FedTensor(wf.Tensor):
     declared: tuple[Any, ...]
 
 
-def _deferring(name: str) -> Any:
+def _deferring_operator(name: str) -> Any:
     """An operator of tensors that leaves nodes of the class style to the node's own operator."""
     inherited = getattr(wf.Tensor, name)
 
@@ -296,4 +296,4 @@ def _shape_error(op: str, name: str, variable: wf.Tensor, value: wf.Tensor) -> w
 
 for _name in ("add", "sub", "mul", "truediv", "matmul", "array_ufunc", "array_function"):
     for _kind in (Variable, FedTensor):
-        setattr(_kind, f"__{_name}__", _deferring(f"__{_name}__"))
+        setattr(_kind, f"__{_name}__", _deferring_operator(f"__{_name}__"))

@@ -53,6 +53,8 @@ COMPILE: list[Compile] = []
 """Makes what runs a call of a function, given its tensors; None where it cannot be compiled."""
 JIT: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = []
 """Compiles a function with the state that it writes; filled where `COMPILE` is."""
+COPY: list[Callable[[Any], Any]] = []
+"""Copies an array whose axes lie in memory in another order; None where NumPy is to do it."""
 FORMS = 1024
 """How many calls of one function are known by their key before all are forgotten."""
 SETTINGS = 32
@@ -66,6 +68,9 @@ are opaque."""
 CHEAP, DIFFERENTIATED = 512, 16
 """The same for element-wise ones: sums and products, which NumPy does as quickly on one core, and
 functions whose derivative is more than one operation."""
+
+COPIED = 64
+"""The same for copies of arrays whose axes lie in memory in another order."""
 
 DEEPEST = 8
 """How deep lists of arguments may lie in each other."""
@@ -306,6 +311,8 @@ def run_primitive(primitive: Primitive, arrays: Sequence[Any], params: dict[str,
     else:
         return None
     times = times_large(primitive)
+    if not times and primitive.name == "reshape" and not arrays[0].flags.c_contiguous:
+        return _reshape_copy(arrays[0], params["shape"])
     if not times or traces.stack:
         return None
     least = elements * times
@@ -319,6 +326,28 @@ def run_primitive(primitive: Primitive, arrays: Sequence[Any], params: dict[str,
 
 
 NATIVE.append(run_primitive)
+
+
+def _reshape_copy(array: Any, shape: Any) -> Tensor | None:
+    """An array with another order of axes in memory in a new shape; None where that is no copy."""
+    copy = _native_copy(array) if is_native() else None
+    return None if copy is None else wrap(copy.reshape(shape))
+
+
+def _native_copy(array: Any) -> Any:
+    is_large = array.size >= COPIED * settings.eager_elements
+    return COPY[0](array) if COPY and is_large else None
+
+
+def contiguous(array: Any) -> Any:
+    """The array without gaps and in row-major order, as programs take it.
+
+    NumPy's own function would give one without axes an axis.
+    """
+    if type(array) is not HostArray or array.flags.c_contiguous:  # others have no gaps
+        return array
+    copy = _native_copy(array)
+    return np.ascontiguousarray(array) if copy is None else copy
 
 
 def run_elsewhere(primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]) -> Any:

@@ -24,6 +24,7 @@ import numpy as np
 
 from weft.core.dtypes import DType, from_numpy
 from weft.core.errors import GraphError
+from weft.core.html import block, opening, preformatted
 from weft.core.locations import Location
 from weft.core.records import frozen
 from weft.core.shapes import Dim
@@ -81,6 +82,10 @@ class Graph:
         return PRINTER[0](self)
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        counts = f"{len(self.inputs)} inputs, {len(self.nodes)} nodes, {len(self.outputs)} outputs"
+        return block(opening(counts, preformatted(str(self)), is_open=len(self.nodes) <= 40))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Graph) and structure(self) == structure(other)

@@ -1,8 +1,8 @@
 """What native code knows of a group: a cell of words for each mesh axis, read by programs.
 
-A compiled program calls the sum of the group of its axis by address, with the signature of
-`MPI_Allreduce`, so that no Python runs between its kernels. Where an engine has no such function,
-or a thread stands for a process, the address is that of a function here, which asks the group.
+A compiled program calls the collectives of the group of its axis by address, with the signatures
+of MPI's functions, so that no Python runs between its kernels. Where an engine has no such
+function, or a thread stands for a process, the address is that of one here, which asks the group.
 
 >>> cell = cell_of("an axis of this example")
 >>> cell.shape, bool(cell[0])
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from threading import get_ident
 from typing import Any
 
@@ -28,10 +28,12 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 FUNCTION, COMMUNICATOR, IN_PLACE, CHECKS, CODE, STARTED, ENDED, DIGEST = range(8)
-SIZE = 28
+SIZE, GATHER, EXCHANGE, COMBINE = range(28, 32)
 """The words of a cell: the function, what it is given as group and for sums in place; whether calls
-are compared first; the code of a failure; how many calls began and ended; which one runs; and how
-many processes there are, 0 where that is not known."""
+are compared first; the code of a failure; how many calls began and ended; which one runs; how many
+processes there are, 0 where that is not known; and the functions that gather blocks, that exchange
+them, and that add one array to another, with the signatures of `MPI_Allgather`, `MPI_Alltoall` and
+`MPI_Reduce_local`."""
 FIRST_TYPE, FIRST_OPERATION, WORDS = 8, 24, 32
 TYPES = (
     "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -66,7 +68,8 @@ def _fill_cell(mesh_axis: str, groups: Mapping[str, Communicator]) -> None:
     native_words = getattr(groups.get(mesh_axis), "native_words", None)
     words = native_words() if native_words is not None else None
     if words is None:
-        words = {FUNCTION: _python_address(), COMMUNICATOR: list(_cells).index(mesh_axis)}
+        words = {place: _address_of(callback) for place, callback in _callbacks.items()}
+        words[COMMUNICATOR] = list(_cells).index(mesh_axis)
         words |= {FIRST_TYPE + place: place for place in range(len(TYPES))}
         words |= {FIRST_OPERATION + place: place for place in range(len(OPERATIONS))}
     cell[:STARTED] = 0
@@ -105,11 +108,52 @@ def _array_at(address: int, count: int, dtype: np.dtype[Any]) -> Array:
     return np.ndarray((count,), dtype, memory)  # type: ignore[arg-type]
 
 
-_callback = _SIGNATURE(_reduce_in_python)
+def _move_in_python(name: str) -> Callable[..., int]:
+    """The gathering or the exchange of a group's blocks in Python; 1 where it fails."""
+
+    def move(
+        source: int, count: int, kind: int, target: int, _count: int, _kind: int, axis: int
+    ) -> int:
+        try:
+            group = find_group(name, list(_cells)[axis])
+            dtype = np.dtype(TYPES[kind])
+            result = _array_at(target, count * group.size, dtype)
+            if name == "all_gather":
+                moved = group.all_gather(_array_at(source, count, dtype))
+            else:
+                blocks = _array_at(source, count * group.size, dtype)
+                moved = group.all_to_all(blocks.reshape(group.size, count))
+            result[:] = moved.reshape(-1)
+        except BaseException as error:  # must not pass through native code
+            _failures[get_ident()] = error
+            return 1
+        return 0
+
+    return move
 
 
-def _python_address() -> int:
-    return int(ctypes.cast(_callback, ctypes.c_void_p).value or 0)
+def _combine_in_python(source: int, target: int, count: int, kind: int, _operation: int) -> int:
+    """One array added to another."""
+    dtype = np.dtype(TYPES[kind])
+    total = _array_at(target, count, dtype)
+    np.add(_array_at(source, count, dtype), total, out=total)
+    return 0
+
+
+_POINTER, _INT, _WORD = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+_MOVE = ctypes.CFUNCTYPE(_INT, _POINTER, _INT, _WORD, _POINTER, _INT, _WORD, _WORD)
+_COMBINE = ctypes.CFUNCTYPE(_INT, _POINTER, _POINTER, _INT, _WORD, _WORD)
+_callbacks: dict[int, Any] = {
+    FUNCTION: _SIGNATURE(_reduce_in_python),
+    GATHER: _MOVE(_move_in_python("all_gather")),
+    EXCHANGE: _MOVE(_move_in_python("all_to_all")),
+    COMBINE: _COMBINE(_combine_in_python),
+}
+"""What stands in a cell whose group is asked in Python."""
+
+
+def _address_of(callback: Any) -> int:
+    return int(ctypes.cast(callback, ctypes.c_void_p).value or 0)
 
 
 def describe_call(text: str, place: str) -> int:
@@ -130,7 +174,7 @@ def running_calls() -> list[tuple[str, int, str]]:
 
 def is_native(mesh_axis: str) -> bool:
     """Whether programs call the engine of an axis without Python."""
-    return bool(cell_of(mesh_axis)[FUNCTION] != _python_address())
+    return bool(cell_of(mesh_axis)[FUNCTION] != _address_of(_callbacks[FUNCTION]))
 
 
 def failure_of(mesh_axis: str, description: str) -> BaseException:

@@ -134,9 +134,9 @@ class GPT(LanguageModel):
     def new_cache(self, batch: int, capacity: int) -> Caches:
         """A cache for each layer, as wide as the weights."""
         config, weight = self.config, self.wte.weight
-        sizes = batch, config.heads, capacity, config.width // config.heads
-        kind = weight.dtype, weight.device
-        return [nn.KeyValueCache.empty(*sizes, *kind) for _ in range(config.layers)]
+        kind = config.width // config.heads, weight.dtype, weight.device
+        heads = [block.attn.heads for block in self.h]
+        return [nn.KeyValueCache.empty(batch, count, capacity, *kind) for count in heads]
 
 
 class GPT2(GPT):

@@ -119,6 +119,6 @@ class Llama(LanguageModel):
     def new_cache(self, batch: int, capacity: int) -> Caches:
         """A cache for each layer, as wide as the weights."""
         config, weight = self.config, self.model.embed_tokens.weight
-        sizes = batch, config.kv_heads, capacity, config.head_width
-        kind = weight.dtype, weight.device
-        return [nn.KeyValueCache.empty(*sizes, *kind) for _ in range(config.layers)]
+        kind = config.head_width, weight.dtype, weight.device
+        heads = [layer.self_attn.kv_heads for layer in self.model.layers]
+        return [nn.KeyValueCache.empty(batch, count, capacity, *kind) for count in heads]

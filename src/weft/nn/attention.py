@@ -111,14 +111,14 @@ class MultiheadAttention(Module):
             init.zeros_(self.out_proj.bias)
 
     @property
-    def _widths(self) -> tuple[int, int, int]:
-        """How wide projected queries, keys and values are."""
+    def projected_widths(self) -> tuple[int, int, int]:
+        """How wide projected queries, keys and values are: fewer heads may be left than begun."""
         shared = self.num_kv_heads * self.head_dim
-        return self.embed_dim, shared, shared
+        return self.num_heads * self.head_dim, shared, shared
 
     def _make_weights(self, bias: bool, dtype: Any) -> None:
         """One weight for all three projections where they take the same width; PyTorch's names."""
-        q, k, v = self._widths
+        q, k, v = self.projected_widths
         self.in_proj_weight = self.q_proj_weight = None
         self.k_proj_weight = self.v_proj_weight = None
         if self.kdim == self.vdim == self.embed_dim:
@@ -203,7 +203,7 @@ class MultiheadAttention(Module):
         self, query: wf.Tensor, key: wf.Tensor, value: wf.Tensor
     ) -> tuple[wf.Tensor, wf.Tensor, wf.Tensor]:
         """Queries, keys and values: [batch, heads, time, head]."""
-        q, k, _ = self._widths
+        q, k, _ = self.projected_widths
         bias = self.in_proj_bias
         if query is key and key is value and self.in_proj_weight is not None:
             joint = F.linear(query, self.in_proj_weight, bias)
@@ -216,7 +216,7 @@ class MultiheadAttention(Module):
         return self._heads(parts[0]), self._heads(parts[1]), self._heads(parts[2])
 
     def _split_weights(self) -> tuple[Any, Any, Any]:
-        q, k, _ = self._widths
+        q, k, _ = self.projected_widths
         joint = self.in_proj_weight
         if joint is None:
             return self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
@@ -229,7 +229,7 @@ class MultiheadAttention(Module):
     def _join_heads(self, out: wf.Tensor, alone: bool) -> wf.Tensor:
         """[batch, heads, time, head] -> the projected output, in the input's layout."""
         heads_side_by_side = wf.reshape(
-            wf.swapaxes(out, 1, 2), (out.shape[0], out.shape[2], self.embed_dim)
+            wf.swapaxes(out, 1, 2), (out.shape[0], out.shape[2], self.projected_widths[0])
         )
         y = self.out_proj(heads_side_by_side)
         if alone:

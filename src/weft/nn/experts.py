@@ -104,7 +104,7 @@ class MixtureOfExperts(Module):
         places = wf.where(is_kept, slots, 0)
         taken = wf.take(flat, places.reshape(-1), axis=0).reshape(count, self.k, self.width)
         result = (taken * weights[:, :, None]).sum(axis=1).reshape(x.shape)
-        return (result, self._routing(chosen, is_kept)) if return_routing else result
+        return (result, self._routing_of(chosen, is_kept)) if return_routing else result
 
     def _choose(self, tokens: wf.Tensor) -> _Choice:
         """The experts of each token, best first, and their weights."""
@@ -119,7 +119,7 @@ class MixtureOfExperts(Module):
         members = count // self.groups
         capacity = self._capacity(members)
         # [group, choice, token, expert]: first choices stand before second ones
-        ordered = experts.reshape(self.groups, members, self.k).swapaxes(1, 2)
+        ordered = wf.swapaxes(experts.reshape(self.groups, members, self.k), 1, 2)
         marks = wf.one_hot(ordered, self.experts, dtype="int64")
         queue = marks.reshape(self.groups, self.k * members, self.experts)
         place = ((wf.cumsum(queue, axis=1) - 1) * queue).sum(axis=-1)  # [group, choice · token]
@@ -127,8 +127,8 @@ class MixtureOfExperts(Module):
         group = wf.arange(self.groups)[:, None, None]
         slots = (group * self.experts + ordered) * capacity + place
         back = (count, self.k)
-        is_kept = (place < capacity).swapaxes(1, 2).reshape(*back)
-        return slots.swapaxes(1, 2).reshape(*back), is_kept, capacity
+        is_kept = wf.swapaxes(place < capacity, 1, 2).reshape(*back)
+        return wf.swapaxes(slots, 1, 2).reshape(*back), is_kept, capacity
 
     def _capacity(self, members: Any) -> Any:
         """How many tokens of a group an expert takes."""
@@ -157,15 +157,15 @@ class MixtureOfExperts(Module):
         if self.mesh_axis is not None:  # [group · process, own expert, place, width]
             inputs = all_to_all(inputs, self.mesh_axis, split_axis=1, concat_axis=0)
         groups, own, capacity = inputs.shape[0], inputs.shape[1], inputs.shape[2]
-        rows = inputs.swapaxes(0, 1).reshape(own, groups * capacity, self.width)
+        rows = wf.swapaxes(inputs, 0, 1).reshape(own, groups * capacity, self.width)
         hidden = F.activate(self.activation, rows @ self.weight_in + self.bias_in[:, None])
         outputs = hidden @ self.weight_out + self.bias_out[:, None]
-        outputs = outputs.reshape(own, groups, capacity, self.width).swapaxes(0, 1)
+        outputs = wf.swapaxes(outputs.reshape(own, groups, capacity, self.width), 0, 1)
         if self.mesh_axis is not None:
             outputs = all_to_all(outputs, self.mesh_axis, split_axis=0, concat_axis=1)
         return outputs
 
-    def _routing(self, chosen: _Choice, is_kept: wf.Tensor) -> Routing:
+    def _routing_of(self, chosen: _Choice, is_kept: wf.Tensor) -> Routing:
         first = wf.one_hot(chosen.experts[:, 0], self.experts, dtype="float32")
         shares = first.reshape(self.groups, -1, self.experts).mean(axis=1)
         means = chosen.probabilities.reshape(self.groups, -1, self.experts).mean(axis=1)

@@ -49,6 +49,7 @@ from weft.nn.layout import (
     take_apart,
 )
 from weft.nn.naming import enter_module
+from weft.nn.notebook import module_html
 from weft.nn.state import Mismatch, check_state, write_entry
 from weft.nn.summary import Summary, summarize
 
@@ -443,6 +444,9 @@ class Module:
     def extra_repr(self) -> str:
         """What `repr` shows between the brackets, beside the modules inside."""
         return ""
+
+    def _repr_html_(self) -> str:
+        return module_html(self)
 
     def __repr__(self) -> str:
         name, extra = type(self).__name__, self.extra_repr()

@@ -23,6 +23,7 @@ from typing import Any
 
 import weft as wf
 from weft.nn.layout import PARAMETER, is_module, lay_out, put_together
+from weft.notebook import block, preformatted, table
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,12 @@ class Summary:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        counts, costs = str(self).splitlines()[-2:]
+        rows = [_cells(row) for row in self.rows]
+        header = ("layer", "output", "parameters", "operations", "memory")
+        return block(table(header, rows), preformatted(f"{counts}\n{costs}"))
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -276,8 +276,7 @@ def of_gather(operands: Types, results: Types, params: Params, count: int) -> It
 def _gather_own_rows(number: int) -> Any:
     def compute(part: Part, x: Tensor, *indices: Tensor, axes: tuple[int, ...]) -> Tensor:
         size = x.shape[axes[number]]
-        local, is_inside = _local_places(part, indices[number], size)
-        held = apply(PRIMITIVES["clip"], local, _index(0), _index(size - 1))
+        held, is_inside = _local_places(part, indices[number], size, elsewhere=0)
         moved = (*indices[:number], held, *indices[number + 1 :])
         rows = apply(PRIMITIVES["gather"], x, *moved, axes=axes)
         column = (*is_inside.shape, *[1] * (rows.ndim - is_inside.ndim))
@@ -287,12 +286,26 @@ def _gather_own_rows(number: int) -> Any:
     return compute
 
 
-def _local_places(part: Part, index: Tensor, size: Any) -> tuple[Tensor, Tensor]:
-    """Places in this device's part of an axis, and which of them lie inside it."""
+def _local_places(part: Part, index: Tensor, size: Any, elsewhere: Any) -> tuple[Tensor, Tensor]:
+    """Places in this device's part of an axis, and which of them lie inside it.
+
+    Those in the parts of other devices are one place. What lies outside of the whole axis stays as
+    it is, and so is out of range here, too: every device says so.
+    """
     local = index - part.index() * size
-    inside = apply(PRIMITIVES["greater_equal"], local, _index(0))
-    return local, apply(
-        PRIMITIVES["logical_and"], inside, apply(PRIMITIVES["less"], local, _index(size))
+    is_inside = _is_between(local, size)
+    other = apply(
+        PRIMITIVES["where"], _is_between(index, size * part.count), _index(elsewhere), index
+    )
+    return apply(PRIMITIVES["where"], is_inside, local, other), is_inside
+
+
+def _is_between(place: Tensor, size: Any) -> Tensor:
+    """Which places are at least 0 and below a size."""
+    return apply(
+        PRIMITIVES["logical_and"],
+        apply(PRIMITIVES["greater_equal"], place, _index(0)),
+        apply(PRIMITIVES["less"], place, _index(size)),
     )
 
 
@@ -333,8 +346,7 @@ def _scatter_own_rows(number: int) -> Any:
     def compute(part: Part, x: Tensor, updates: Tensor, *indices: Tensor, **params: Any) -> Tensor:
         axis = params["axes"][number]
         size = x.shape[axis]
-        local, is_inside = _local_places(part, indices[number], size)
-        row = apply(PRIMITIVES["where"], is_inside, local, _index(size))
+        row, _ = _local_places(part, indices[number], size, elsewhere=size)
         moved = (*indices[:number], row, *indices[number + 1 :])
         spare = _zeros(x, replace_size(x.shape, axis, 1))
         longer = apply(PRIMITIVES["concatenate"], x, spare, axis=axis)

@@ -21,8 +21,10 @@ from weft.train.callbacks import (
 from weft.train.checkpoints import Checkpoint, CheckpointError, CheckpointFolder
 from weft.train.classification import AUC, F1, ConfusionMatrix, Precision, Recall
 from weft.train.debugging import StopOnNan
+from weft.train.distillation import Distillation
 from weft.train.events import EventWriter
 from weft.train.history import History
+from weft.train.live import LiveCurves
 from weft.train.loggers import CSVLogger, Histograms, JSONLogger, TensorBoard
 from weft.train.metrics import (
     MAE,
@@ -48,16 +50,19 @@ from weft.train.searching import (
     optuna_search,
     random_search,
 )
+from weft.train.strategies import LocalStrategy
+from weft.train.trackers import MLflowLogger, WandbLogger
 from weft.train.trainer import Trainer
 
 __all__ = [
     "AUC", "F1", "MAE", "MSE", "R2", "Accuracy", "BestCheckpoint", "CSVLogger", "Callback",
-    "Checkpoint", "CheckpointError", "CheckpointFolder", "ConfusionMatrix", "EarlyStopping",
-    "EventWriter", "Histograms", "History", "JSONLogger", "LambdaCallback", "LearningRateLogger",
-    "Mean", "Metric", "Perplexity", "PipelineStrategy", "Precision", "Progress", "Recall", "RunLog",
-    "ScheduleCallback", "StopOnNan", "TensorBoard", "TopK", "Trainer", "Trial", "as_metrics",
-    "cross_validate", "find_lr", "halving_search", "optuna_search", "plot", "random_search",
-    "register_metric",
+    "Checkpoint", "CheckpointError", "CheckpointFolder", "ConfusionMatrix", "Distillation",
+    "EarlyStopping", "EventWriter", "Histograms", "History", "JSONLogger", "LambdaCallback",
+    "LearningRateLogger", "LiveCurves", "LocalStrategy", "MLflowLogger", "Mean", "Metric",
+    "Perplexity", "PipelineStrategy", "Precision", "Progress", "Recall", "RunLog",
+    "ScheduleCallback", "StopOnNan", "TensorBoard", "TopK", "Trainer", "Trial", "WandbLogger",
+    "as_metrics", "cross_validate", "find_lr", "halving_search", "optuna_search", "plot",
+    "random_search", "register_metric",
 ]  # fmt: skip
 
 _explain_all(globals(), __all__)

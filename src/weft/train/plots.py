@@ -1,4 +1,4 @@
-r"""Charts of what was logged, as PNG files, drawn without a dependency.
+r"""Charts of what was logged: without a dependency, or by matplotlib where it is installed.
 
 >>> import tempfile, pathlib
 >>> path = pathlib.Path(tempfile.mkdtemp()) / "loss.png"
@@ -9,15 +9,18 @@ b'\x89PNG'
 
 from __future__ import annotations
 
+import io
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import weft as wf
+from weft.data.optional import require
 from weft.files import write_bytes
 from weft.train.names import unknown
 from weft.train.png import Canvas, Colour, encode
@@ -52,7 +55,8 @@ def plot(
     """Draw numbers over epochs (or over their places in lists); the file that was written.
 
     `history` is what `fit` returned, a list of rows, or a mapping from names to numbers or to
-    pairs of places and numbers. Without `keys`, all losses are drawn.
+    pairs of places and numbers. Without `keys`, all losses are drawn. The file's ending
+    says what is written: .png, .svg, and with matplotlib .pdf or .jpg.
 
     >>> import os, tempfile, weft as wf
     >>> path = os.path.join(tempfile.mkdtemp(), "loss.png")
@@ -61,8 +65,52 @@ def plot(
     """
     chosen = _choose_curves(curves_of(history), keys)
     target = Path(path)
-    write_bytes("plot", target, encode(chart(chosen, size).pixels))
+    write_bytes("plot", target, _file_bytes(chosen, target, size))
     return target
+
+
+def _file_bytes(curves: Sequence[Curve], target: Path, size: tuple[int, int]) -> bytes:
+    """A chart in the form that a file's ending names."""
+    ending = target.suffix.lower()
+    drawer = DRAWERS.get(ending)
+    if drawer is not None and find_spec("matplotlib") is None:
+        return drawer(curves, size)
+    if ending in (*DRAWERS, ".pdf", ".jpg", ".jpeg"):
+        return _matplotlib_bytes(curves, ending, size)
+    raise wf.ArgumentError(
+        "train.plot",
+        f"files ending in {target.suffix!r} are not written",
+        expected=".png or .svg; .pdf and .jpg where matplotlib is installed",
+        got={"path": str(target)},
+        fix=f'"{target.stem or "loss"}.png"',
+    )
+
+
+def _png_bytes(curves: Sequence[Curve], size: tuple[int, int]) -> bytes:
+    return encode(chart(curves, size).pixels)
+
+
+DRAWERS: dict[str, Callable[[Sequence[Curve], tuple[int, int]], bytes]] = {".png": _png_bytes}
+"""What draws without a dependency, by ending; svg_chart.py adds its own."""
+
+
+def _matplotlib_bytes(curves: Sequence[Curve], ending: str, size: tuple[int, int]) -> bytes:
+    """A chart drawn by matplotlib, without a window."""
+    figures = require("matplotlib.figure", "matplotlib", "train.plot", extra="plot")
+    figure = figures.Figure(figsize=(size[0] / 100, size[1] / 100), dpi=100, layout="constrained")
+    axes = figure.subplots()
+    for number, curve in enumerate(curves):
+        colour = [channel / 255 for channel in COLOURS[number % len(COLOURS)]]
+        marker = "o" if len(curve.xs) == 1 else ""
+        axes.plot(curve.xs, curve.ys, label=curve.name, color=colour, marker=marker)
+    axes.grid(alpha=0.3)
+    if curves:
+        axes.legend()
+    if all(x.is_integer() for curve in curves for x in curve.xs):
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    file = io.BytesIO()
+    figure.savefig(file, format=ending[1:])
+    return file.getvalue()
 
 
 def curves_of(history: Any) -> list[Curve]:
@@ -115,17 +163,17 @@ def chart(curves: Sequence[Curve], size: tuple[int, int]) -> Canvas:
             fix="size=(720, 440)",
         )
     canvas = Canvas(width, height)
-    x_range = _range([x for curve in curves for x in curve.xs], margin=0.0)
-    y_range = _range([y for curve in curves for y in curve.ys], margin=0.05)
+    x_range = value_range([x for curve in curves for x in curve.xs], margin=0.0)
+    y_range = value_range([y for curve in curves for y in curve.ys], margin=0.05)
     right, bottom = width - RIGHT, height - BOTTOM
     for tick in ticks(*y_range, 6):
-        y = round(_scale_between(tick, y_range, bottom, TOP))
+        y = round(scale_between(tick, y_range, bottom, TOP))
         canvas.line(LEFT, y, right, y, GREY)
         label = f"{tick:g}"
         canvas.text(LEFT - 8 - GLYPH * len(label), y - 5, label, INK)
     whole = all(x.is_integer() for curve in curves for x in curve.xs)  # epochs and steps are
     for tick in ticks(*x_range, 8, least=1.0 if whole else 0.0):
-        x = round(_scale_between(tick, x_range, LEFT, right))
+        x = round(scale_between(tick, x_range, LEFT, right))
         canvas.line(x, bottom, x, bottom + 4, INK)
         canvas.text(x - GLYPH * len(f"{tick:g}") // 2, bottom + 10, f"{tick:g}", INK)
     canvas.line(LEFT, TOP, LEFT, bottom, INK)
@@ -148,8 +196,8 @@ def _draw(
         place += GLYPH * (len(curve.name) + 2)
         points = [
             (
-                _scale_between(x, ranges[0], LEFT, corner[0]),
-                _scale_between(y, ranges[1], corner[1], TOP),
+                scale_between(x, ranges[0], LEFT, corner[0]),
+                scale_between(y, ranges[1], corner[1], TOP),
             )
             for x, y in zip(curve.xs, curve.ys, strict=True)
         ]
@@ -158,12 +206,14 @@ def _draw(
                 canvas.line(x0, y0, x1, y1, colour, thickness=2)
 
 
-def _scale_between(value: float, limits: tuple[float, float], start: float, end: float) -> float:
+def scale_between(value: float, limits: tuple[float, float], start: float, end: float) -> float:
+    """Where a value lies between two places, as it lies between its limits."""
     low, high = limits
     return start + (value - low) / (high - low) * (end - start)
 
 
-def _range(values: Sequence[float], margin: float) -> tuple[float, float]:
+def value_range(values: Sequence[float], margin: float) -> tuple[float, float]:
+    """The least and the largest of numbers that are finite, with a margin."""
     finite = [value for value in values if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=1.0)
     if low == high:

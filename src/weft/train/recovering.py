@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import weft as wf
-from weft.distributed.recovery import Members, is_loss, take_newest
+from weft.distributed.recovery import Members, is_loss, joining_error, take_newest
 from weft.train import resuming
+from weft.train.batches import size_of
 from weft.train.strategies import DataStrategy, Strategy
 
 __all__ = ["RecoveringStrategy", "recovering_strategy"]
@@ -32,7 +33,7 @@ class Place(NamedTuple):
     loader_epoch: int
 
 
-COUNTS = ("epoch", "step", "batches", "loss_sum", "loss_count", "stopped")
+COUNTS = ("epoch", "step", "batches", "loss_sum", "loss_count", "stopped", "total_epochs")
 """What a trainer counts and remembers in plain attributes."""
 
 
@@ -64,6 +65,17 @@ class RecoveringStrategy(DataStrategy):
         self._loader_epoch = loader.position[0] if hasattr(loader, "position") else 0
         if self._place is None:
             self.end_update(trainer)
+        if self.members.is_joining:
+            assert self._place is not None
+            self._place = self._place._replace(progress=-1)
+            raise joining_error()
+
+    def run_step(self, trainer: Any, batch: Any, *settings: Any) -> tuple[wf.Tensor, Any, Any]:
+        """See `Strategy`; between updates, processes are taken in that wait to join."""
+        is_first = trainer.waiting == size_of(batch)
+        if is_first and self.members.has_waiting():
+            raise joining_error()
+        return super().run_step(trainer, batch, *settings)
 
     def end_update(self, trainer: Any) -> None:
         """See `Strategy`."""
@@ -82,13 +94,17 @@ class RecoveringStrategy(DataStrategy):
     def end_fit(self, trainer: Any) -> None:
         """See `Strategy`."""
         self._place = None
+        self.members.finish()
 
     def recovers_from(self, error: BaseException, trainer: Any, loader: Any) -> bool:
         """See `Strategy`."""
         if not is_loss(error):
             return False
         assert isinstance(error, wf.ProcessError)
-        self.members.recover(error, lambda: self._go_on(trainer, loader))
+        if self.members.is_joining:
+            self.members.join(lambda: self._go_on(trainer, loader))
+        else:
+            self.members.recover(error, lambda: self._go_on(trainer, loader))
         for callback in trainer.choose_callbacks():
             callback.on_fit_begin(trainer)
         return True

@@ -19,8 +19,8 @@ from typing import Any
 
 import weft as wf
 
-__all__ = ["STRATEGIES", "DataStrategy", "SplitStrategy", "Strategy", "find_strategy",
-           "no_average"]  # fmt: skip
+__all__ = ["STRATEGIES", "DataStrategy", "LocalStrategy", "SplitStrategy", "Strategy",
+           "find_strategy", "no_average"]  # fmt: skip
 
 STRATEGIES = {"data": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 """The strategies, and what of the state each splits; see `wf.distributed.data_parallel`."""
@@ -148,7 +148,7 @@ class DataStrategy(Strategy):
 
     def weigh(self, loss: wf.Tensor, rows: wf.Tensor) -> tuple[wf.Tensor, wf.Tensor]:
         """See `Strategy`: the mean over all rows, the loss of this process, all rows."""
-        own, mean_rows = loss.detach(), self.mean_rows(rows)
+        own, mean_rows = loss.detach(), DataStrategy.mean_rows(self, rows)
         share = rows / mean_rows
         whole = wf.distributed.all_reduce(own * share, "data", op="mean")
         return loss * share, wf.stack([whole, own, mean_rows * self.size])
@@ -226,6 +226,55 @@ class SplitStrategy(DataStrategy):
             yield each[self.place if is_own else -1], is_own
 
 
+class LocalStrategy(DataStrategy):
+    """Steps that each process makes alone, with a mean of all parameters every so many updates.
+
+    The mean is also taken before evaluation, before checkpoints and at the end.
+    """
+
+    def __init__(self, every: int) -> None:
+        super().__init__(0)
+        self.every = every
+        self._local: Any = None
+
+    def share_trainer(self, trainer: Any) -> None:
+        """See `Strategy`."""
+        self._local = wf.distributed.LocalSteps(trainer.optimizer, self.every)
+
+    def weigh(self, loss: wf.Tensor, rows: wf.Tensor) -> tuple[wf.Tensor, wf.Tensor]:
+        """See `Strategy`; gradients are those of this process's rows."""
+        _, told = super().weigh(loss, rows)
+        return loss, told
+
+    def mean_rows(self, rows: wf.Tensor) -> wf.Tensor:
+        """See `Strategy`; accumulated gradients are a mean over this process's rows."""
+        return rows
+
+    def own_batches(self, batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
+        """See `Strategy`."""
+        self._local.take_mean()
+        return super().own_batches(batches)
+
+    def end_update(self, trainer: Any) -> None:
+        """See `Strategy`."""
+        if trainer.waiting == 0 and trainer.batches:
+            self._local.step()
+
+    def end_fit(self, trainer: Any) -> None:
+        """See `Strategy`."""
+        self._local.take_mean()
+
+    def model_state(self, model: Any) -> Any:
+        """See `Strategy`."""
+        self._local.take_mean()
+        return super().model_state(model)
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """See `Strategy`."""
+        self._local.take_mean()
+        return super().optimizer_state(optimizer)
+
+
 def no_average(strategy: str) -> wf.UnsupportedError:
     """The error for an average of weights that processes have parts of."""
     return wf.UnsupportedError(
@@ -247,7 +296,8 @@ def find_strategy(wanted: str | Strategy | None) -> Strategy:
         raise wf.ArgumentError(
             "train.Trainer",
             "there is no such strategy",
-            expected="None, a wf.train.PipelineStrategy(...), or one of " + ", ".join(STRATEGIES),
+            expected="None, one of " + ", ".join(STRATEGIES) + ", or a strategy of wf.train: "
+            "PipelineStrategy(stages=2), LocalStrategy(every=8)",
             got={"strategy": wanted},
             fix='strategy="data"',
         )

@@ -30,6 +30,7 @@ from weft.optim.states import named_tensors
 from weft.train import batches, resuming
 from weft.train.callbacks import Callback, ScheduleCallback
 from weft.train.checkpoints import CheckpointFolder
+from weft.train.distillation import Distillation
 from weft.train.history import History
 from weft.train.losses import as_loss
 from weft.train.metrics import Metric, as_metrics
@@ -55,7 +56,8 @@ class Trainer:
     moved there, and batches go where it is), `strategy` for the processes of `weft launch`:
     "data" (each takes its part of a batch), "zero1" (and of the optimiser's state), "zero2" (and
     of the gradients), "zero3" (and of the parameters) or a `PipelineStrategy`; with `recover` the
-    others go on after the loss of a process. A subclass may define `objective` where the loss needs
+    others go on after the loss of a process, and `distillation` lets it learn from another model
+    (`Distillation`). A subclass may define `objective` where the loss needs
     more than that.
 
     >>> import weft as wf
@@ -90,7 +92,9 @@ class Trainer:
         device: Any = None,
         strategy: str | Strategy | None = None,
         recover: bool = False,
+        distillation: Distillation | None = None,
     ) -> None:
+        self.distillation = distillation
         self.model, self.loss_function, self.optimizer = model, as_loss(loss), optimizer
         self.strategy = find_strategy(strategy)
         if device is not None:
@@ -133,6 +137,8 @@ class Trainer:
     def _move(self, device: Any) -> None:
         """Move the model and what the optimiser keeps for it."""
         self.model.to(device)
+        if self.distillation is not None:
+            self.distillation.teacher.to(device)
         for _, handle in named_tensors(self.optimizer):
             if handle.ndim:
                 handle.set_(handle.to(wf.device(device)))
@@ -225,8 +231,10 @@ class Trainer:
         keep: bool,
     ) -> tuple[wf.Tensor, Any, dict[str, wf.Tensor]]:
         """Forward, backward and, where the batch completes one, the update."""
-        _, optimizer, ema, _ = state
+        _, optimizer, ema, *_ = state
         loss, outputs = self.precise_objective(batch)
+        if self.distillation is not None:
+            loss = self.distillation.total_loss(loss, outputs, batch)
         alone = self.accumulate == 1
         shared_loss, told = self.strategy.weigh(loss, weight)
         optimizer.scale(shared_loss if alone else loss * weight).backward()
@@ -274,7 +282,9 @@ class Trainer:
         """The state that the compiled step reads and writes."""
         learned = hasattr(self.loss_function, "named_parameters")
         model = self.strategy.called_model(self.model)
-        return model, self.optimizer, self.ema, self.loss_function if learned else None
+        teacher = None if self.distillation is None else self.distillation.teacher
+        own_loss = self.loss_function if learned else None
+        return model, self.optimizer, self.ema, own_loss, teacher
 
     @staticmethod
     def _check_loss(loss: Any) -> None:

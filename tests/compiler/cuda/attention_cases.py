@@ -75,11 +75,23 @@ def _each_head(batch: int, heads: int, queries: int, keys: int) -> wf.Tensor:
     return slopes * distance.astype("float32") * 0.1
 
 
+def _attend_to_nan(q: wf.Tensor, k: wf.Tensor) -> wf.Tensor:
+    """Attention to keys of which number 3 is NaN, and hidden from every other query."""
+    short, keys = q.astype("bfloat16"), k.astype("bfloat16")
+    i, j = wf.arange(q.shape[2])[:, None], wf.arange(k.shape[2])
+    holes = wf.where((j == 3)[:, None], np.nan, keys)
+    seen = (i % 2 == 0) | (j != 3)
+    return wf.scaled_dot_product_attention(short, holes, keys + 1, seen).astype("float32")
+
+
 Shape = tuple[int, ...]
 ATTENTIONS: dict[str, tuple[Callable[..., Any], Shape, Shape]] = {
     "a mask": (attend(mask=lambda b, h, q, k: _seen(q, k)), (2, 2, 21, 64), (2, 2, 38, 64)),
     "a mask of an odd number of keys, causal": (
         attend(mask=lambda b, h, q, k: _seen(q, k), causal=True), (1, 2, 21, 64), (1, 2, 37, 64),
+    ),
+    "a mask of whole vectors": (
+        attend(mask=lambda b, h, q, k: _seen(q, k)), (1, 2, 70, 64), (1, 1, 48, 64),
     ),
     "lengths": (attend(mask=_padding), (3, 2, 9, 64), (3, 1, 20, 64)),
     "numbers that are added": (
@@ -109,6 +121,56 @@ ATTENTIONS: dict[str, tuple[Callable[..., Any], Shape, Shape]] = {
     ),
 }  # fmt: skip
 """Programs and the shapes of queries and of keys, all of which have a kernel."""
+SMALL = {
+    "a mask and a smaller head": (
+        attend(mask=lambda b, h, q, k: _seen(q, k)), (1, 2, 3, 32), (1, 1, 5, 32),
+    ),
+    "numbers, causal, dropout": (
+        attend("float16", _each_head, causal=True, aligned="end", dropout=0.4), (1, 2, 3, 64),
+        (1, 2, 4, 64),
+    ),
+}  # fmt: skip
+"""Programs for a card in the host's memory, which takes long."""
+ATTENTIONS |= SMALL
+LARGE: dict[str, tuple[Callable[..., Any], Shape, Shape]] = {
+    "a mask over several parts": (
+        attend(mask=lambda b, h, q, k: _seen(q, k)), (2, 2, 333, 64), (2, 1, 416, 64),
+    ),
+    "a causal mask and another, an odd number of keys": (
+        attend(mask=lambda b, h, q, k: _seen(q, k), causal=True), (1, 2, 333, 64), (1, 2, 333, 64),
+    ),
+    "a mask of each batch and head": (
+        attend("float16", lambda b, h, q, k: wf.sin(
+            wf.arange(b * h * q * k, dtype="float32")).reshape(b, h, q, k) > -0.5, causal=True),
+        (2, 4, 200, 128), (2, 2, 272, 128),
+    ),
+    "lengths of long rows": (attend(mask=_padding), (3, 2, 300, 64), (3, 2, 1100, 64)),
+    "numbers over several parts": (
+        attend(mask=lambda b, h, q, k: _bias(q, k)), (1, 2, 200, 64), (1, 2, 390, 64),
+    ),
+    "numbers that are read eight at a time": (
+        attend("float16", mask=_each_head), (2, 2, 200, 64), (2, 2, 392, 64),
+    ),
+    "numbers of each head, heads of 128": (attend(mask=_each_head), (1, 4, 150, 128),
+                                           (1, 2, 257, 128)),
+    "heads of 256 over several parts": (attend(causal=True), (2, 2, 300, 256), (2, 1, 300, 256)),
+    "heads of 256, masked": (
+        attend(mask=lambda b, h, q, k: _seen(q, k)), (1, 2, 200, 256), (1, 2, 336, 256),
+    ),
+    "heads of 160": (attend(), (1, 2, 200, 160), (1, 2, 300, 160)),
+    "heads of 40": (attend("float16", causal=True), (1, 2, 300, 40), (1, 2, 300, 40)),
+    "dropout over several parts": (attend(dropout=0.3), (2, 2, 333, 64), (2, 2, 400, 64)),
+    "dropout, causal, long": (attend(dropout=0.1, causal=True), (1, 2, 2100, 64), (1, 2, 2100, 64)),
+    "dropout and a mask, heads of 128": (
+        attend("float16", lambda b, h, q, k: _seen(q, k), dropout=0.5), (1, 2, 200, 128),
+        (1, 1, 288, 128),
+    ),
+    "a key that is no number": (_attend_to_nan, (1, 2, 150, 64), (1, 2, 160, 64)),
+    "a long cache": (
+        attend(mask=lambda b, h, q, k: wf.arange(k) < 1500), (2, 8, 1, 64), (2, 2, 2048, 64),
+    ),
+}  # fmt: skip
+"""Sizes of many tiles, which take too long where there is no card."""
 COMPOSED: dict[str, tuple[Callable[..., Any], Shape, Shape]] = {
     "more queries than keys, aligned at the end": (
         attend(causal=True, aligned="end"), (1, 2, 12, 64), (1, 2, 7, 64),
@@ -125,22 +187,42 @@ COMPOSED: dict[str, tuple[Callable[..., Any], Shape, Shape]] = {
 """Programs that are made of products."""
 
 
+def _inputs(name: str) -> tuple[Callable[..., Any], Array, Array]:
+    f, q, k = {**ATTENTIONS, **LARGE, **COMPOSED}[name]
+    return f, numbers(*q), numbers(*k, 1)[..., 0]
+
+
+def check_attention_plan(name: str) -> None:
+    """Attention and its gradient have the launches that they are for."""
+    f, q, k = _inputs(name)
+    names = launch_names(f, q, k)
+    assert ("attention" in names) == (name not in COMPOSED), names
+    if name not in COMPOSED:
+        names = launch_names(gradients(f), q, k)
+        assert ("attention_gradient" in names) == (q.shape[-1] <= 128), names
+
+
 def check_attention(name: str) -> None:
-    """Attention is the CPU's, with the launches that it is for."""
-    f, q, k = {**ATTENTIONS, **COMPOSED}[name]
-    arrays = numbers(*q), numbers(*k, 1)[..., 0]
-    names = launch_names(f, *arrays)
-    assert ("attention" in names) == (name in ATTENTIONS), names
-    compare(f, *arrays, limit=3e-2)
+    """Attention is the CPU's."""
+    f, q, k = _inputs(name)
+    compare(f, q, k, limit=3e-2)
 
 
 def check_attention_gradient(name: str) -> None:
     """The gradients of attention are the CPU's."""
-    f, q, k = ATTENTIONS[name]
-    arrays = numbers(*q), numbers(*k, 1)[..., 0]
-    names = launch_names(gradients(f), *arrays)
-    assert ("attention_gradient" in names) == (q[-1] <= 128), names
-    compare(gradients(f), *arrays, limit=5e-2)
+    f, q, k = _inputs(name)
+    compare(gradients(f), q, k, limit=5e-2)
+
+
+def check_equal_bits(name: str) -> None:
+    """Two runs of a gradient have the same bits."""
+    f, q, k = LARGE[name]
+    x, y = (wf.asarray(each).to("cuda") for each in (numbers(*q), numbers(*k, 1)[..., 0]))
+    compiled = wf.jit(gradients(f))
+    first, second = (
+        [each.numpy().tobytes() for each in wf.tree.leaves(compiled(x, y))] for _ in range(2)
+    )
+    assert first == second
 
 
 # --- cross entropy -------------------------------------------------------------------------------
@@ -194,3 +276,90 @@ def check_entropy(name: str) -> None:
     """Loss and gradient are the CPU's."""
     f, shape, _ = ENTROPIES[name]
     compare(f, numbers(*shape) * 3, limit=1e-2)
+
+
+# --- sorts ---------------------------------------------------------------------------------------
+
+
+def _shuffled(shape: tuple[int, ...], dtype: str) -> Array:
+    """Numbers of which many are equal; NaN of both signs, zeros of both signs, infinities."""
+    draw = np.random.default_rng(sum(shape)).integers(-6, 7, shape)
+    if dtype == "bool":
+        return draw > 0
+    if dtype.startswith(("int", "uint")):
+        return (draw % 13 if dtype.startswith("u") else draw * 3).astype(dtype)
+    special = {5: np.nan, -5: -np.nan, 4: np.inf, -4: -np.inf, 3: -0.0, 2: 0.0}
+    values = np.array([special.get(int(x), x * 0.37) for x in draw.ravel()]).reshape(shape)
+    return values.astype(dtype)
+
+
+SORTS: dict[str, tuple[Callable[..., Any], tuple[int, ...], str]] = {
+    "a short row": (wf.sort, (5,), "float32"),
+    "a row of several chunks": (wf.sort, (77,), "float32"),
+    "rows, descending": (lambda x: wf.sort(x, axis=1, descending=True), (3, 40), "float32"),
+    "columns": (lambda x: wf.sort(x, axis=0), (37, 3), "float16"),
+    "an axis in the middle": (lambda x: wf.argsort(x, axis=1), (2, 19, 3), "int64"),
+    "places, descending": (lambda x: wf.argsort(x, descending=True), (50,), "float64"),
+    "places of truth values": (lambda x: wf.argsort(x), (21,), "bool"),
+    "small numbers": (lambda x: wf.sort(x), (33,), "uint8"),
+    "short floats": (lambda x: wf.sort(x.astype("bfloat16")).astype("float32"), (33,), "float32"),
+    "the first few": (lambda x: wf.topk(x, 3), (4, 90), "float32"),
+    "the first few of few": (lambda x: wf.topk(x, 2, axis=0), (3, 4), "int32"),
+    "most of a row": (lambda x: wf.topk(x, 30, largest=False), (2, 41), "float32"),
+    "none": (lambda x: wf.topk(x, 0), (2, 5), "float32"),
+    "no rows": (wf.sort, (0, 5), "float32"),
+    "a gradient": (wf.grad(lambda x: (wf.sort(x) * wf.arange(9.0)).sum()), (9,), "plain"),
+    "a search": (lambda x: wf.searchsorted(wf.sort(x), x), (23,), "float32"),
+    "a search from the right": (
+        lambda x: wf.searchsorted(wf.sort(x), x, side="right"), (23,), "int64",
+    ),
+}  # fmt: skip
+
+
+RUNNING: dict[str, tuple[Callable[..., Any], tuple[int, ...], str]] = {
+    "a sum": (lambda x: wf.cumulative_sum(x), (5,), "float32"),
+    "a long sum": (lambda x: wf.cumulative_sum(x), (700,), "plain"),
+    "sums of rows, back": (lambda x: wf.flip(wf.cumsum(wf.flip(x, axis=1), axis=1), axis=1),
+                           (3, 50), "plain"),
+    "sums of columns": (lambda x: wf.cumsum(x, axis=0), (37, 3), "float64"),
+    "sums of whole numbers": (lambda x: wf.cumsum(x, axis=1), (2, 41, 2), "int32"),
+    "sums of small numbers": (lambda x: wf.cumsum(x, axis=0), (60,), "uint8"),
+    "products": (lambda x: wf.cumprod(x, axis=0), (29,), "plain"),
+    "highest": (lambda x: wf.cummax(x, axis=-1), (3, 60), "float32"),
+    "lowest": (lambda x: wf.cummin(x, axis=0), (40,), "float32"),
+    "lowest of whole numbers": (lambda x: wf.cummin(x, axis=0), (40,), "int64"),
+    "a gradient of a sum": (
+        wf.grad(lambda x: (wf.cumsum(x, axis=0) * wf.arange(31.0)).sum()), (31,), "plain",
+    ),
+    "short floats": (
+        lambda x: wf.cumsum(x.astype("bfloat16"), axis=0).astype("float32"), (31,), "plain",
+    ),
+}  # fmt: skip
+
+
+def check_running(name: str) -> None:
+    """A running form is the CPU's, but for the rounding of a sum in another order."""
+    f, shape, dtype = RUNNING[name]
+    x = numbers(*shape) if dtype == "plain" else _shuffled(shape, dtype)
+    if "sum" in name and x.dtype.kind == "f":
+        x = np.nan_to_num(x, posinf=3, neginf=-3)
+    assert any("cumulative" in each for each in launch_names(f, x))
+    compare(f, x, limit=1e-2 if "short" in name else 2e-6)
+
+
+def check_sort(name: str) -> None:
+    """A sort is the CPU's, to the bit, and no call by reference."""
+    f, shape, dtype = SORTS[name]
+    x = numbers(*shape) if dtype == "plain" else _shuffled(shape, dtype)
+    plan = plan_program(wf.ir.trace(f, wf.asarray(x)), CUDA)
+    assert "reference" not in [str(launch.kind) for launch in plan.every_launch()]
+    compiled = wf.jit(f)
+    wanted = wf.tree.leaves(compiled(wf.asarray(x)))
+    for _ in range(3):
+        found = wf.tree.leaves(compiled(wf.asarray(x).to("cuda")))
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(one.numpy(), other.numpy())  # NaN equals NaN
+            if one.dtype.is_floating:
+                numbers_alone = ~np.isnan(other.numpy())
+                signs = [np.signbit(each.numpy())[numbers_alone] for each in (one, other)]
+                np.testing.assert_array_equal(*signs)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Sequence
+from functools import cache
 from threading import Barrier, Thread
 from typing import Any
 
@@ -17,6 +18,7 @@ import llvmlite.binding as llvm
 import numpy as np
 
 from weft.compiler.targets.cpu.machine import host
+from weft.compiler.targets.cuda.device_text import TextKernel
 from weft.compiler.targets.cuda.emit import emit_device_module, scratch_bytes, symbol
 from weft.compiler.targets.cuda.machine import WARP
 from weft.compiler.targets.cuda.schedule import Schedule, schedule, scratch_of_all
@@ -88,7 +90,10 @@ def _reciprocals(text: str) -> str:
 
 
 def _compiled(kernel: Kernel) -> tuple[Any, int]:
-    text = emit_device_module([kernel])
+    return _compiled_text(emit_device_module([kernel]), symbol(kernel.name))
+
+
+def _compiled_text(text: str, name: str) -> tuple[Any, int]:
     for pattern, instead in _REPLACED:
         text = re.sub(pattern, instead, text)
     llvm.add_symbol("emulated_shuffle", ctypes.cast(_shuffle, ctypes.c_void_p).value)
@@ -96,7 +101,32 @@ def _compiled(kernel: Kernel) -> tuple[Any, int]:
     target = llvm.Target.from_triple(host().triple).create_target_machine(opt=1, jit=True)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(_DECLARED + _reciprocals(text)), target)
     engine.finalize_object()
-    return engine, engine.get_function_address(symbol(kernel.name))
+    return engine, engine.get_function_address(name)
+
+
+_kept_code = cache(_compiled_text)
+
+
+def run_text_kernel(kernel: TextKernel, blocks: int, given: Sequence[int]) -> None:
+    """Run a kernel in LLVM's language, given the addresses and numbers of its parameters."""
+    _, address = _kept_code(kernel.text, kernel.name)
+    kinds = [ctypes.c_int64] * len(given)
+    function = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_int, *kinds)(address)
+    _run_blocks(function, blocks, kernel.threads, list(given))
+
+
+def _run_blocks(function: Any, blocks: int, count: int, given: list[int]) -> None:
+    """Run blocks one after the other, each of so many threads of the CPU."""
+    for block in range(blocks):
+        _running.append(_Block(count))
+        threads = [Thread(target=function, args=(thread, block, *given)) for thread in range(count)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        done = _running.pop()
+        if any(barrier.broken for barrier in (done.whole, *done.warps)):
+            raise AssertionError("threads waited for others that did not come")
 
 
 def _launch(plan: Schedule, arrays: Sequence[Array], sizes: dict[str, int]) -> None:
@@ -107,18 +137,7 @@ def _launch(plan: Schedule, arrays: Sequence[Array], sizes: dict[str, int]) -> N
     given = [*pointers, *numbers, *([scratch.ctypes.data] if scratch.size else [])]
     kinds = [ctypes.c_void_p] * len(pointers) + [ctypes.c_int64] * (len(given) - len(pointers))
     function = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_int, *kinds)(address)
-    for block in range(plan.blocks(sizes)):
-        _running.append(_Block(plan.block))
-        threads = [
-            Thread(target=function, args=(thread, block, *given)) for thread in range(plan.block)
-        ]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
-        done = _running.pop()
-        if any(barrier.broken for barrier in (done.whole, *done.warps)):
-            raise AssertionError("threads waited for others that did not come")
+    _run_blocks(function, plan.blocks(sizes), plan.block, given)
     del engine
 
 

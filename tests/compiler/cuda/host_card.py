@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.compiler.cuda.emulated import run_text_kernel
 from tests.compiler.cuda.epilogues_by_numpy import beside_product, run_epilogue
 from tests.compiler.cuda.fake_driver import FakeLibrary
 from tests.compiler.cuda.window_copies import WindowTable, product_shapes, window_product
@@ -28,14 +29,18 @@ from weft.compiler.targets.cuda import (
     device,
     driver,
     parameters,
+    scans,
     scatter_rows,
+    sorting,
 )
 from weft.compiler.targets.cuda.attention import binding as attention
-from weft.compiler.targets.cuda.attention.backward import tile_queries
+from weft.compiler.targets.cuda.attention.backward_memory import tile_queries
 from weft.compiler.targets.cuda.attention.description import AttentionKernel
 from weft.compiler.targets.cuda.convolution import binding as convolution
 from weft.compiler.targets.cuda.convolution.implicit import ConvolutionKernel
 from weft.compiler.targets.cuda.cross_entropy import CrossEntropyKernel
+from weft.compiler.targets.cuda.device_text import TextKernel
+from weft.compiler.targets.cuda.modules import Function, Module
 from weft.compiler.targets.cuda.products import binding as products
 from weft.compiler.targets.cuda.products.description import (
     Matrix,
@@ -174,13 +179,15 @@ class HostCard(FakeLibrary):
         self.functions[place._obj.value] = found
 
     def do_cuLaunchKernel(self, function: int, *given: Any) -> None:
-        self._put(self._launch_of(function, given[8]))
+        self._put(self._launch_of(function, given[0], given[8]))
 
-    def _launch_of(self, function: int, operands: int) -> Callable[[], None]:
+    def _launch_of(self, function: int, blocks: int, operands: int) -> Callable[[], None]:
         table = ctypes.cast(operands, ctypes.POINTER(ctypes.c_uint64))
         kernel = self.functions[function]
         if isinstance(kernel, Kernel):
             return self._loop_launch(kernel, table)
+        if isinstance(kernel, TextKernel):
+            return self._text_launch(kernel, blocks, table)
         return self._written_launch(kernel, table)
 
     def _loop_launch(self, kernel: Kernel, table: Any) -> Callable[[], None]:
@@ -200,6 +207,17 @@ class HostCard(FakeLibrary):
                 assert address % 16 == 0 or buffer.name == "error", "memory is not aligned"
             sizes = dict(zip(kernel.sizes, numbers, strict=True))
             run_reference(kernel, buffers, numbers, 0, kernel.iterations(sizes))
+            self.check_fences()
+
+        return launch
+
+    def _text_launch(self, kernel: TextKernel, blocks: int, table: Any) -> Callable[[], None]:
+        places = range(kernel.parameters)
+        words = [ctypes.c_int64.from_address(table[k]).value for k in places]
+
+        def launch() -> None:
+            self.launched += 1
+            run_text_kernel(kernel, blocks, words)
             self.check_fences()
 
         return launch
@@ -364,7 +382,7 @@ class HostCard(FakeLibrary):
         given = parameters._obj
         place._obj.value = next(self._handles)
         earlier = [after[k] for k in range(count)]
-        action = self._launch_of(given.function, given.operands)
+        action = self._launch_of(given.function, given.gx, given.operands)
         self.nodes[graph][place._obj.value] = (earlier, action)
 
     def _any_order(self, graph: int) -> list[Callable[[], None]]:
@@ -564,10 +582,25 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
 
     for module in (products, convolution, attention, scatter_rows, cross_entropy):
         monkeypatch.setattr(module, "written_kernel_run", run)
+
+    def load_text(kernel: TextKernel, place: device.Device) -> Function:
+        card.written[kernel.text.encode()] = kernel
+        return Module(place, kernel.text.encode()).function(kernel.name)
+
+    monkeypatch.setattr(sorting, "load_text_kernel", load_text)
+    for name, few in (("_THREADS", 8), ("_SMALLEST", 8), ("CHUNK", 16)):
+        monkeypatch.setattr(sorting, name, few)  # each thread is one of the CPU's
+    monkeypatch.setattr(scans, "THREADS", 8)
+    monkeypatch.setattr(scans, "_WARP", 4)
+    monkeypatch.setattr(scans, "RUN", 3)
+    sorting.sort_kernels.cache_clear()
+    sorting.search_kernel.cache_clear()
     card.calls.clear()
     try:
         yield card
     finally:
+        sorting.sort_kernels.cache_clear()
+        sorting.search_kernel.cache_clear()
         wf.random.seed(0)  # the counter may be on the card
         place = DEVICES.get("cuda:0")
         if place is not None:

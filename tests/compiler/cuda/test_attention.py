@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from tests.compiler.cuda.assembling import needs_ptxas, spilled_bytes
 
@@ -13,6 +14,7 @@ from weft.compiler.targets.cuda.attention.forward import (
     forward_launch,
     forward_plan,
 )
+from weft.compiler.targets.cuda.attention.hiding import keep_threshold
 from weft.compiler.targets.cuda.attention.rows import (
     after_kernel,
     after_launch,
@@ -50,6 +52,40 @@ def test_backward_assembles_with_next_to_no_spills(head: int, causal: bool) -> N
     kernel = backward_kernel(AttentionSpec("bfloat16", head, causal))
     assert spilled_bytes(kernel.text) <= 64  # of a few numbers outside of the loop over queries
     assert kernel.shared_bytes <= 227 * 1024
+
+
+FORWARD_HIDING = [
+    AttentionSpec("bfloat16", 64, mask="bool", aligned=16, guarded=True),
+    AttentionSpec("float16", 128, mask="float16", aligned=8, kept=0.9),
+    AttentionSpec("bfloat16", 256, causal=False, mask="bool"),
+]
+BACKWARD_HIDING = [
+    AttentionSpec("bfloat16", 64, mask="bool", aligned=16, kept=0.9, guarded=True),
+    AttentionSpec("float16", 128, causal=False, mask="float32"),
+]
+
+
+@pytest.mark.slow
+@needs_ptxas
+@pytest.mark.parametrize("spec", FORWARD_HIDING, ids=lambda spec: f"{spec.head} {spec.mask}")
+def test_forward_with_masks_and_dropout_assembles_without_spills(spec: AttentionSpec) -> None:
+    kernel = forward_kernel(spec, forward_plan(spec, AttentionSizes(1, 1, 1, 512, 512)))
+    assert spilled_bytes(kernel.text) == 0
+    assert kernel.shared_bytes <= 227 * 1024
+
+
+@pytest.mark.slow
+@needs_ptxas
+@pytest.mark.parametrize("spec", BACKWARD_HIDING, ids=lambda spec: f"{spec.head} {spec.mask}")
+def test_backward_with_masks_and_dropout_assembles_with_few_spills(spec: AttentionSpec) -> None:
+    assert spilled_bytes(backward_kernel(spec).text) <= 96
+
+
+def test_a_weight_stays_where_its_uniform_number_is_below_the_share() -> None:
+    words = np.random.default_rng(0).integers(0, 1 << 32, 4096, dtype=np.uint32)
+    for kept in (0.9, 0.5, 1 / 3, 1e-7, 1 - 2**-24):
+        uniform = (words >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
+        assert ((uniform < np.float32(kept)) == (words < keep_threshold(kept))).all()
 
 
 @pytest.mark.slow

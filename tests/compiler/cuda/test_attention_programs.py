@@ -9,10 +9,16 @@ from tests.compiler.cuda.attention_cases import (
     ATTENTIONS,
     COMPOSED,
     ENTROPIES,
+    RUNNING,
+    SMALL,
+    SORTS,
     check_attention,
     check_attention_gradient,
+    check_attention_plan,
     check_entropy,
     check_entropy_plan,
+    check_running,
+    check_sort,
 )
 from tests.compiler.cuda.host_card import HostCard, host_card
 
@@ -36,10 +42,25 @@ def test_a_cross_entropy_on_a_card_is_the_processors(card: HostCard) -> None:
 
 
 @pytest.mark.parametrize("name", [*ATTENTIONS, *COMPOSED])
+def test_attention_has_a_kernel_where_it_can(name: str) -> None:
+    check_attention_plan(name)
+
+
+@pytest.mark.parametrize("name", SMALL)
 def test_attention_on_a_card_is_the_processors(card: HostCard, name: str) -> None:
     check_attention(name)
 
 
-@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("name", SMALL)
 def test_gradients_of_attention_on_a_card_are_the_processors(card: HostCard, name: str) -> None:
     check_attention_gradient(name)
+
+
+@pytest.mark.parametrize("name", SORTS)
+def test_sorts_on_a_card_are_the_processors(card: HostCard, name: str) -> None:
+    check_sort(name)
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_running_forms_on_a_card_are_the_processors(card: HostCard, name: str) -> None:
+    check_running(name)

@@ -12,6 +12,8 @@ from tests.compiler.cuda.device_cases import numbers
 from tests.compiler.cuda.host_card import HostCard, host_card
 
 import weft as wf
+from weft.compiler.targets.cuda.executable import CudaExecutable
+from weft.models.generation import token_step
 
 
 @pytest.fixture
@@ -208,6 +210,75 @@ def test_a_model_that_is_gone_is_not_kept_alive(card: HostCard) -> None:
     before = other.weight.detach().numpy().copy()
     compiled(other, x)
     np.testing.assert_allclose(other.weight.detach().numpy(), before + 4, rtol=1e-6)
+
+
+def test_numbers_and_containers_in_arguments_are_compared_by_what_they_hold(
+    card: HostCard,
+) -> None:
+    def found(fastcall: bool) -> list[float]:
+        state = wf.zeros(4).to("cuda")
+        x, y = wf.ones(4).to("cuda"), (wf.ones(4) * 2).to("cuda")
+
+        @wf.jit
+        def add(given: Any, factor: float) -> None:
+            terms = given["terms"] if isinstance(given, dict) else given
+            state.copy_(state * factor + sum(terms))
+
+        totals, held = [], {"terms": [x, y], "name": 0.5}
+        with wf.settings.changed(fastcall=fastcall):
+            for _ in range(4):
+                add(held, 0.5)
+            totals.append(float(state.sum()))
+            held["terms"] = [y, y * 2]
+            for factor in (0.5, 0.5, 0.25, 0.25, -0.0, 0.0, 1, True, 1.0):
+                add(held, factor)
+                totals.append(float(state.sum()))
+            for each in (x, y, x, y, x):  # a tuple at each call, where the last one was
+                add((each, y), 0.5)
+                totals.append(float(state.sum()))
+            held["terms"].append(x)
+            for _ in range(3):
+                add(held, 0.5)
+                totals.append(float(state.sum()))
+        return totals
+
+    assert found(True) == found(False)
+
+
+def test_a_float_in_an_optimiser_may_be_another_where_the_last_one_was(card: HostCard) -> None:
+    held, plain = pair()
+    for number in range(6):
+        for each in (held, plain):
+            each.optimizer.groups[0].memo = 0.1 * number  # freed by the next one
+        assert held() == plain()
+
+
+def test_text_that_a_model_writes_is_told_again(card: HostCard) -> None:
+    config = wf.models.GPTConfig(vocabulary=11, width=8, layers=1, heads=2, context=16)
+    wf.random.seed(3)
+    net = wf.models.GPT(config).to("cuda")
+    token_step._repeated.step = None
+    found = net.generate([[1, 2], [3, 4]], 8, temperature=0.0).tolist()
+    assert token_step._repeated.step is not None
+    with wf.settings.changed(fastcall=False):
+        assert found == net.generate([[1, 2], [3, 4]], 8, temperature=0.0).tolist()
+
+
+def test_a_signal_right_after_a_run_leaves_state_that_belongs_together(
+    card: HostCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, plain = pair()
+    run = CudaExecutable.run
+
+    def interrupted(self: CudaExecutable, *given: Any) -> Any:
+        run(self, *given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(CudaExecutable, "run", interrupted)
+        held()
+    plain()
+    assert [held() for _ in range(3)] == [plain() for _ in range(3)]
 
 
 def test_nan_is_looked_for_in_steps_that_are_known(card: HostCard) -> None:

@@ -313,7 +313,7 @@ def source_file(
     *, inside: bool, heap: bool,
 ) -> SourceFile:  # fmt: skip
     """The file of a program whose plan is for `SOURCE`; `parameters`: those of a run."""
-    layout, needs = Layout(program, plan), _SourceNeeds()
+    layout, needs = Layout(program, plan), _SourceNeeds(is_stripped=program.is_stripped)
     bodies = Bodies(program, layout, blob, needs)
     at = _addresses(program, blob, inside)
     run, prepare, reset = (SourceWriter(needs) for _ in range(3))

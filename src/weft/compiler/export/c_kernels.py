@@ -204,7 +204,7 @@ class _Function:
     def write_for(self, loop: For, in_vector: bool) -> None:
         """A loop; a parallel one runs the part that it is given."""
         self.share([loop.extent])
-        extent = self.inline(loop.extent)
+        extent = _in_parentheses(self.inline(loop.extent))
         name = self.new_name(loop.index)
         start, stop = ("begin", "end") if loop.is_parallel else ("0", extent)
         with_braces = f"for (int64_t {name} = {start}; {name} < {stop}; {name}++) {{"
@@ -223,7 +223,8 @@ class _Function:
     def accumulate(self, loop: Accumulate, in_vector: bool) -> None:
         """Sums in their order: one by one, or in 64 parts that are added as a tree."""
         self.share([loop.extent, *[u.init for u in loop.updates if u.init is not None]])
-        extent, in_order = self.inline(loop.extent), in_vector or has_loops(loop.body)
+        extent = _in_parentheses(self.inline(loop.extent))
+        in_order = in_vector or has_loops(loop.body)
         totals = []
         for update in loop.updates:
             kind = element_type(update.variable.dtype)

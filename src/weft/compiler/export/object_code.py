@@ -334,7 +334,10 @@ def object_file(
     *, inside: bool, heap: bool, threads: int = 1,
 ) -> ObjectFile:  # fmt: skip
     """The object file of a program for a machine; `heap`: with create and destroy."""
-    layout, needs = Layout(program, plan, threads), GlobalNeeds(threads=threads)
+    layout, needs = (
+        Layout(program, plan, threads),
+        GlobalNeeds(threads=threads, is_stripped=program.is_stripped),
+    )
     writer = _Functions(name, Bodies(program, layout, blob, needs), needs, inside)
     run, init = writer.run(), writer.init()
     for each in (run, init, *needs.written_rows):

@@ -118,6 +118,8 @@ class ExportedProgram:
     """What the inputs were when the function was traced, of the largest sizes."""
     sizes: SizeRange = NO_CHOICE
     """The sizes that each run chooses."""
+    is_stripped: bool = False
+    """Whether it tells no names of weights and state, and no lines of the source."""
 
     def examples_at(self, sizes: Sizes) -> list[Array]:
         """What inputs of some sizes may be: the first elements of the examples."""
@@ -164,6 +166,22 @@ def exported_program(
         raise _fixed_size(fixed[0])
     check_guards(list(guards.answers), sizes)
     return _Roles(jitted, call, recording, names, sizes).program()
+
+
+def without_names(program: ExportedProgram) -> ExportedProgram:
+    """The program with numbers for names of weights and state; inputs and outputs keep theirs."""
+
+    def numbered(port: Port, stem: str, number: int) -> Port:
+        return replace(port, name=f"{stem}_{number}", title=f"{stem}_{number}")
+
+    weights = [
+        replace(each, port=numbered(each.port, "weight", n))
+        for n, each in enumerate(program.weights)
+    ]
+    states = [
+        replace(each, port=numbered(each.port, "state", n)) for n, each in enumerate(program.states)
+    ]
+    return replace(program, weights=tuple(weights), states=tuple(states), is_stripped=True)
 
 
 def _example(leaf: TensorType, sizes: SizeRange) -> Any:

@@ -356,6 +356,8 @@ class Section:
                     out.copy(out.place(result, skipped), source, size)
 
     def _status(self, node: GraphNode) -> int:
+        if self.needs.is_stripped:
+            return self.needs.message("operands that the program refuses")
         return self.needs.message(_complaint(node))
 
 

@@ -142,6 +142,8 @@ class Needs:
     buffers: int = 1
     """The most buffers of a call."""
     threads: int = 1
+    is_stripped: bool = False
+    """Whether names of operations and lines of the source are left out."""
     row_functions: int = 0
     """How many functions there are that run row fusions for a part of their blocks."""
 
@@ -151,8 +153,8 @@ class Needs:
         if isinstance(kernel, Kernel):
             known = self.kernels.get(kernel.digest)
             if known is None:
-                title = re.sub(r"\W+", "_", kernel.name)
-                known = f"kernel_{len(self.kernels)}_{title}", kernel
+                title = "" if self.is_stripped else "_" + re.sub(r"\W+", "_", kernel.name)
+                known = f"kernel_{len(self.kernels)}{title}", kernel
                 self.kernels[kernel.digest] = known
             return known[0]
         assert kernel[0] == "text", kernel

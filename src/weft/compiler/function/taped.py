@@ -26,11 +26,12 @@ from weft.compiler.graph_passes.common_subexpressions import merge_common_subexp
 from weft.compiler.graph_passes.dead_code import remove_dead_code
 from weft.compiler.graph_passes.loops.lighten import lighten_loops
 from weft.compiler.targets.target import Executable, Target, default_target
-from weft.core.arrays import CONCRETE, HostArray
+from weft.core.arrays import CONCRETE
 from weft.core.dimensions import symbols_in
 from weft.core.records import frozen
 from weft.core.shapes import symbol
 from weft.core.types import TensorType
+from weft.ir.eager import contiguous
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
 from weft.ir.kinds import Elementwise, Movement
 from weft.ir.reverse import or_zeros, vjp
@@ -316,16 +317,6 @@ class Taped:
             return known._value
         kind = wrap(node.out[index]).type
         return np.zeros(kind.shape, kind.dtype.numpy)
-
-
-def contiguous(array: Array) -> Array:
-    """The array without gaps, as programs take it: another one sends a run the long way round.
-
-    NumPy's own function would give one without axes an axis.
-    """
-    if type(array) is not HostArray or array.flags.c_contiguous:  # others have no gaps
-        return array
-    return np.ascontiguousarray(array)
 
 
 def unit_executable(graph: Graph, target: Target | None = None) -> Executable:

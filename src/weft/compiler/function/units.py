@@ -17,11 +17,11 @@ from typing import Any
 
 from weft.compiler.function.compiled_function import Compiled
 from weft.compiler.function.jit import Jit
-from weft.compiler.function.taped import contiguous, run_kept, unit_executable
+from weft.compiler.function.taped import run_kept, unit_executable
 from weft.compiler.graph_passes.user_rules import rewrites
 from weft.compiler.targets.target import Executable
 from weft.ir.dispatch import apply
-from weft.ir.eager import Declined, Orders
+from weft.ir.eager import Declined, Orders, contiguous
 from weft.ir.reverse import recording
 from weft.ir.tape import Leaf
 from weft.ir.tensor import Tensor, about_to_write, grad_mode, wrap

@@ -32,7 +32,7 @@ from weft.core.types import TensorType
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
 from weft.ir.kinds import Opaque
 from weft.ir.primitive import Primitive, Sample
-from weft.ir.walking import Walk, replace_node
+from weft.ir.walking import Walk, is_pure, replace_node
 from weft.ops.conversion import convert
 from weft.ops.movement import reshape
 
@@ -47,7 +47,7 @@ _NARROW = (bfloat16, float16)
 
 
 def _type_rule(
-    x: TensorType, labels: TensorType, terms: TensorType, factors: TensorType
+    x: TensorType, labels: TensorType, terms: TensorType, factors: TensorType, *before: TensorType
 ) -> tuple[TensorType, TensorType, TensorType]:
     got = {"x": x, "labels": labels, "terms": terms, "factors": factors}
     if x.dtype not in _NARROW or (labels.dtype, terms.dtype, factors.dtype) != (
@@ -74,7 +74,9 @@ def _type_rule(
     return rows, rows, x
 
 
-def _reference(x: Array, labels: Array, terms: Array, factors: Array) -> tuple[Array, Array, Array]:
+def _reference(
+    x: Array, labels: Array, terms: Array, factors: Array, *before: Array
+) -> tuple[Array, Array, Array]:
     wide = x.astype(np.float32)
     with np.errstate(all="ignore"):
         top = wide.max(axis=1, initial=-np.inf)
@@ -100,7 +102,8 @@ def _samples() -> list[Sample]:
 
 softmax_gradient: Primitive = Primitive(
     "softmax_gradient",
-    "Rows' highest numbers, sums of exponentials, and softmax · factor with a term at the label.",
+    "Rows' highest numbers, sums of exponentials, and softmax · factor with a term at the label; "
+    "further operands are computed before, as the gradient may take the logits' place.",
     kind=Opaque(),
     lower=Unsupported("targets whose multiprocessors hold a row have code of their own for it"),
     type_rule=_type_rule,
@@ -123,6 +126,7 @@ class _Site:
     labels: Atom  # [rows, 1]
     terms: Atom  # [rows, 1]
     factors: Atom  # [rows, 1]
+    picks: tuple[Variable, ...]  # elements of x at places, which do not need the softmax
     top: Variable  # [rows]
     total: Variable  # [rows]
     gradient: Variable  # [rows, columns], of x's dtype
@@ -185,8 +189,24 @@ class _Finder:
         columns = (x.type.shape[0], 1)
         if gradient is None or not (labels.type.shape == terms.type.shape == columns):
             return None
-        site = _Site(x, labels, terms, factors, top, total, gradient)
-        return site if not self._reads_own_results(site) else None
+        own = {self.makers[top], self.makers[total]}
+        if any(self._depends_on(own, atom) for atom in (labels, terms, factors)):
+            return None
+        picks = [
+            node.results[0]
+            for node in self.graph.nodes
+            if node.primitive.name == "gather" and self._source(node.operands[0]) is self._source(x)
+        ]
+        picks = [pick for pick in picks if not self._depends_on(own, pick)]
+        return _Site(x, labels, terms, factors, tuple(picks), top, total, gradient)
+
+    def _source(self, atom: Atom) -> Atom:
+        """The value whose elements a value has, in another shape."""
+        for name in ("reshape", "barrier"):
+            moved = self._operands_of(atom, name)
+            if moved:
+                return self._source(moved[0])
+        return atom
 
     def _label_term(self, atom: Atom) -> tuple[Atom, Atom] | None:
         """Labels and terms of where(labels == 0, 1, 2, …, terms, 0)."""
@@ -240,17 +260,16 @@ class _Finder:
         is_rounding = readers[0].primitive is convert and rounded.type.dtype is dtype
         return rounded if is_rounding else None
 
-    def _reads_own_results(self, site: _Site) -> bool:
-        """Whether labels, terms or factors are computed of what the site computes."""
-        made = {self.makers[site.top], self.makers[site.total]}
-        left = [site.labels, site.terms, site.factors]
+    def _depends_on(self, nodes: set[GraphNode], value: Atom) -> bool:
+        """Whether a value is computed by one of some nodes, or of their results."""
+        left = [value]
         seen: set[Atom] = set()
         while left:
             atom = left.pop()
             node = self.makers.get(atom) if isinstance(atom, Variable) else None
             if node is None or atom in seen:
                 continue
-            if node in made:
+            if node in nodes:
                 return True
             seen.add(atom)
             left += node.operands
@@ -286,13 +305,30 @@ def _with_sites(graph: Graph, sites: Sequence[_Site], makers: dict[Variable, Gra
             if node not in placed:
                 placed[node] = replace_node(node, operands=operands)
 
-    for node in graph.nodes:
-        place(node)
     outputs = tuple([renamed.get(atom, atom) for atom in graph.outputs])
+    needed = _needed_nodes(outputs, makers, renamed)
+    for node in graph.nodes:
+        if node in needed or not is_pure(node):
+            place(node)
     for atom in outputs:
         if isinstance(atom, Variable) and atom in makers:
             place(makers[atom])
     return Graph(graph.inputs, tuple(placed.values()), outputs, graph.name)
+
+
+def _needed_nodes(
+    outputs: Sequence[Atom], makers: dict[Variable, GraphNode], renamed: dict[Atom, Atom]
+) -> set[GraphNode]:
+    """The nodes that outputs are computed by: others would be placed too early for their sake."""
+    needed: set[GraphNode] = set()
+    left = list(outputs)
+    while left:
+        atom = left.pop()
+        node = makers.get(atom) if isinstance(atom, Variable) else None
+        if node is not None and node not in needed:
+            needed.add(node)
+            left += [renamed.get(each, each) for each in node.operands]
+    return needed
 
 
 def _site_nodes(site: _Site, like: GraphNode, renamed: dict[Atom, Atom]) -> list[GraphNode]:
@@ -312,7 +348,7 @@ def _site_nodes(site: _Site, like: GraphNode, renamed: dict[Atom, Atom]) -> list
         return flat if flat.type.dtype is dtype else put(convert, flat, dtype=dtype)[0]
 
     operands = [line(site.labels, int64), *[line(x, float32) for x in (site.terms, site.factors)]]
-    top, total, gradient = put(softmax_gradient, site.x, *operands)
+    top, total, gradient = put(softmax_gradient, site.x, *operands, *site.picks)
     renamed[site.gradient] = gradient
     for old, new in ((site.top, top), (site.total, total)):
         narrow = old.type.dtype is not float32

@@ -29,6 +29,7 @@ from weft.compiler.plan.launch import Kind, Launch
 from weft.compiler.plan.planning import plan_program
 from weft.compiler.plan.program_plan import ProgramPlan, read_sizes, symbols_of
 from weft.compiler.report.memory_use import MemoryReport, Recomputed, memory_report
+from weft.compiler.report.notebook import explanation_html
 from weft.compiler.report.stages import stage_lines, stage_reports
 from weft.compiler.report.text import amount, count_text, names_with_counts, place
 from weft.compiler.targets.target import Donation, Target, default_target
@@ -210,9 +211,13 @@ class Explanation:
         rest = len(self.kernels) - len(listed)
         more = [f"and {rest} more: see .kernels"] if rest else []
         stages = [f"  {line}" for line in stage_lines(self.stages)]
-        return "\n".join([*self._head(), "", "stages", *stages, "", *listed, *more])
+        return "\n".join([*self.head_lines(), "", "stages", *stages, "", *listed, *more])
 
-    def _head(self) -> Iterator[str]:
+    def _repr_html_(self) -> str:
+        return explanation_html(self)
+
+    def head_lines(self) -> Iterator[str]:
+        """What is told first: counts, sizes, work and memory."""
         kinds = [kernel.kind for kernel in self.kernels]
         counts = [count_text(kinds.count(k), *words) for k, words in _KINDS.items() if k in kinds]
         nodes = f"{len(self.graph.nodes)} nodes recorded, {len(self.optimized.nodes)} after passes"

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from weft.compiler.fusion.costs import Sizes, bytes_of
 from weft.compiler.plan.program_plan import ProgramPlan
+from weft.compiler.report.notebook import memory_html
 from weft.compiler.targets.target import Donation
 from weft.core.locations import Location
 from weft.core.records import frozen
@@ -103,6 +104,9 @@ class MemoryReport:
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
+
+    def _repr_html_(self) -> str:
+        return memory_html(self)
 
     def _lines(self) -> Iterator[str]:
         yield f"peak {readable_size(self.peak)}"

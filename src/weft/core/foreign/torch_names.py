@@ -207,10 +207,9 @@ TORCH: dict[str, dict[str, str]] = {
         "distributions": "# there are no distribution objects: draw with wf.random, write "
         "log-densities out",
         "func": "wf.vmap(f), wf.grad(f), wf.jacobian(f)",
-        "get_float32_matmul_precision": "'highest'  # float32 products are computed in float32",
+        "get_float32_matmul_precision": "wf.settings.float32_products",
         "inference_mode": "wf.no_grad()",
-        "set_float32_matmul_precision": "# float32 products are float32; wf.autocast('bfloat16') "
-        "is faster",
+        "set_float32_matmul_precision": "wf.settings.changed(float32_products='tfloat32')",
         "set_grad_enabled": "wf.no_grad()  # or wf.enable_grad()",
         "set_printoptions": "numpy.set_printoptions(precision=4)  # tensors follow NumPy",
         "sparse": "# there are no sparse tensors: dense ones, wf.segment_sum, or Embedding rows",

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import weft as wf
 from weft.collectives import Pairs, Reduce
 from weft.distributed.engines.engine import LostProcess, receivers, reduce_arrays, widen_for_sum
+from weft.distributed.membership import Membership
 
-__all__ = ["GlooEngine", "gloo_world"]
+__all__ = ["Generation", "GlooEngine", "gloo_world", "join_gloo_world"]
 
 Array = np.ndarray[Any, Any]
 _TYPES = {
@@ -29,10 +29,52 @@ _TYPES = {
 """The dtypes that gloo adds and compares."""
 
 
-def gloo_world(
-    rank: int, size: int, folder: str, timeout: float, name: str = "world"
-) -> GlooEngine:
+CONNECT = 10.0
+"""Seconds that the members of a new group have to connect."""
+
+
+def gloo_world(rank: int, size: int, folder: str, timeout: float) -> GlooEngine:
     """The engine of `size` processes that meet in a folder."""
+    members = Membership(os.path.join(folder, "members"), rank, timeout)
+    generation = Generation(members, 0, list(range(size)))
+    return GlooEngine(_load_gloo(), rank, size, folder, timeout, "world", generation)
+
+
+def join_gloo_world(rank: int, size: int, folder: str, timeout: float, restarts: int) -> GlooEngine:
+    """The engine of the group that takes a process in that was started again.
+
+    Its number is one that no process of the job had before.
+    """
+    membership = Membership(os.path.join(folder, "members"), rank + restarts * size, timeout)
+    number, members = membership.join()
+    return _engine_of(_load_gloo(), Generation(membership, number, members), folder, timeout)
+
+
+class Generation(NamedTuple):
+    """One group among those that follow each other as members are lost and join."""
+
+    membership: Membership
+    number: int
+    members: list[int]
+
+    def after(self) -> Generation:
+        """The next group, of those that are there."""
+        number = self.number + 1
+        return Generation(self.membership, number, self.membership.meet(number, self.members))
+
+
+def _engine_of(gloo: Any, generation: Generation, folder: str, timeout: float) -> GlooEngine:
+    """The engine of a generation; where a member is lost before all are connected, of the next."""
+    while True:
+        members, name = generation.members, f"generation-{generation.number}"
+        place = members.index(generation.membership.own)
+        try:
+            return GlooEngine(gloo, place, len(members), folder, timeout, name, generation)
+        except LostProcess:
+            generation = generation.after()
+
+
+def _load_gloo() -> Any:
     try:
         from xoscar.collective import xoscar_pygloo
     except ImportError as error:
@@ -44,7 +86,7 @@ def gloo_world(
             note=str(error),
             fix='pip install "weft[elastic]"',
         ) from error
-    return GlooEngine(xoscar_pygloo, rank, size, folder, timeout, name)
+    return xoscar_pygloo
 
 
 class GlooEngine:
@@ -53,17 +95,26 @@ class GlooEngine:
     name = "gloo"
 
     def __init__(
-        self, gloo: Any, rank: int, size: int, folder: str, timeout: float, group: str
+        self,
+        gloo: Any,
+        rank: int,
+        size: int,
+        folder: str,
+        timeout: float,
+        group: str,
+        generation: Generation | None = None,
     ) -> None:
         self._gloo, self._rank, self._size = gloo, rank, size
+        self.generation = generation
         self._folder, self._timeout, self._group = folder, timeout, group
-        self._sender: ThreadPoolExecutor | None = None
         os.makedirs(folder, exist_ok=True)
         store = gloo.rendezvous.PrefixStore(group, gloo.rendezvous.FileStore(folder))
         device = gloo.transport.tcp.CreateDevice(gloo.transport.tcp.attr("localhost"))
         self._context = gloo.rendezvous.Context(rank, size)
-        self._context.setTimeout(timedelta(seconds=timeout))
+        is_later = generation is not None and generation.number > 0
+        self._context.setTimeout(timedelta(seconds=min(timeout, CONNECT) if is_later else timeout))
         self._call(self._context.connectFullMesh, store, device)
+        self._context.setTimeout(timedelta(seconds=timeout))
 
     @property
     def rank(self) -> int:
@@ -152,39 +203,36 @@ class GlooEngine:
         self._call(self._gloo.barrier, self._context)
 
     def send(self, data: Array, target: int, tag: int) -> None:
-        """See `Engine`; a thread sends, because gloo's own call waits for the receiver."""
-        if self._sender is None:
-            self._sender = ThreadPoolExecutor(1, "weft-send")
-        self._sender.submit(self._send_now, data, target, tag)
-
-    def _send_now(self, data: Array, target: int, tag: int) -> None:
-        byte = self._gloo.GlooDataType_t.glooUint8
-        length = np.array([data.size], np.int64)
-        for part, place in ((length.view(np.uint8), 2 * tag), (data, 2 * tag + 1)):
-            if part.size:
-                self._gloo.send(
-                    self._context, part.ctypes.data, part.size, byte, peer=target, tag=place
-                )
+        """Refuse messages: xoscar's call waits for the receiver, and keeps all threads waiting."""
+        raise wf.UnsupportedError(
+            "distributed.send",
+            "messages between two processes are not sent by gloo",
+            expected="processes joined by Open MPI: weft launch train.py",
+            got={"engine": self.name, "target": target, "bytes": data.size, "tag": tag},
+            fix='wf.distributed.init("mpi")',
+        )
 
     def receive(self, source: int, tag: int) -> Array:
-        """See `Engine`."""
-        length = np.zeros(1, np.int64)
-        self._receive_into(length.view(np.uint8), source, 2 * tag)
-        result = np.empty(int(length[0]), np.uint8)
-        if result.size:
-            self._receive_into(result, source, 2 * tag + 1)
-        return result
-
-    def _receive_into(self, buffer: Array, source: int, tag: int) -> None:
-        byte = self._gloo.GlooDataType_t.glooUint8
-        place, size = buffer.ctypes.data, buffer.size
-        self._call(self._gloo.recv, self._context, place, size, byte, peer=source, tag=tag)
+        """Refuse messages; see `send`."""
+        raise wf.UnsupportedError(
+            "distributed.receive",
+            "messages between two processes are not sent by gloo",
+            expected="processes joined by Open MPI: weft launch train.py",
+            got={"engine": self.name, "source": source, "tag": tag},
+            fix='wf.distributed.init("mpi")',
+        )
 
     def subgroup(self, ranks: Sequence[int]) -> GlooEngine:
         """See `Engine`."""
         name = f"{self._group}.{'-'.join(map(str, ranks))}"
         place = list(ranks).index(self._rank)
         return GlooEngine(self._gloo, place, len(ranks), self._folder, self._timeout, name)
+
+    def survivors(self) -> GlooEngine:
+        """The engine of the processes that are left, and of those that join."""
+        assert self.generation is not None
+        self.close()  # so that those notice who wait for this process
+        return _engine_of(self._gloo, self.generation.after(), self._folder, self._timeout)
 
     def close(self) -> None:
         """See `Engine`."""

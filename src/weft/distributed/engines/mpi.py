@@ -162,8 +162,14 @@ class MpiEngine:
 
     def native_words(self) -> dict[int, int] | None:
         """What compiled programs call this engine by; None where the library is not found."""
-        address = _library_function("MPI_Allreduce")
-        if address is None:
+        functions = {
+            group_cells.FUNCTION: "MPI_Allreduce",
+            group_cells.GATHER: "MPI_Allgather",
+            group_cells.EXCHANGE: "MPI_Alltoall",
+            group_cells.COMBINE: "MPI_Reduce_local",
+        }
+        addresses = {place: _library_function(name) for place, name in functions.items()}
+        if None in addresses.values():
             return None
         mpi, handle = self._mpi, self._mpi._handleof
         names = {"float32": "FLOAT", "float64": "DOUBLE", "complex64": "C_FLOAT_COMPLEX",
@@ -171,7 +177,7 @@ class MpiEngine:
         kinds = [getattr(mpi, names.get(t, f"{t.upper()}_T")) for t in group_cells.TYPES]
         operations = [self._operations[reduce] for reduce in group_cells.OPERATIONS]
         words = {
-            group_cells.FUNCTION: address,
+            **{place: address for place, address in addresses.items() if address is not None},
             group_cells.COMMUNICATOR: handle(self.communicator),
             group_cells.IN_PLACE: int(mpi.IN_PLACE),
         }

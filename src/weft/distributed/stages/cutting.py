@@ -5,7 +5,7 @@
 >>> cut_evenly([72, 0, 72, 72], 2)
 [1]
 >>> [len(stage) for stage in cut_stages(layers, 2, None)]
-[1, 3]
+[2, 2]
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import weft as wf
 
-__all__ = ["cut_evenly", "cut_stages"]
+__all__ = ["cut_evenly", "cut_stages", "cut_with_parameters"]
 
 
 def cut_stages(modules: Any, count: int, cut: Sequence[int] | None) -> list[list[Any]]:
@@ -35,7 +35,8 @@ def cut_stages(modules: Any, count: int, cut: Sequence[int] | None) -> list[list
             fix="fewer processes or chunks, or a model that is listed in smaller parts",
         )
     if cut is None:
-        places = cut_evenly([_parameter_count(module) for module in row], count)
+        sizes = [_parameter_count(module) for module in row]
+        places = cut_with_parameters(sizes, sizes, count)
     else:
         places = list(cut)
         _check_cut(places, len(row), count)
@@ -68,6 +69,24 @@ def cut_evenly(weights: Sequence[float], count: int) -> list[int]:
         end = least[part][end][1]
         places.append(end)
     return places[::-1]
+
+
+def cut_with_parameters(
+    weights: Sequence[float], parameters: Sequence[int], count: int
+) -> list[int]:
+    """An even cut by weights in which every part has parameters, where there are enough of them.
+
+    >>> cut_with_parameters([1, 9, 1, 1], [8, 0, 8, 8], 3)  # not before the second
+    [2, 3]
+    """
+    starts = [0, *[place for place, size in enumerate(parameters) if size and place]]
+    if not parameters[0] and len(starts) > 1:
+        del starts[1]  # what stands before the first parameters belongs to them
+    if len(starts) < count:
+        return cut_evenly(weights, count)
+    bounds = [*starts, len(weights)]
+    joined = [sum(weights[start:end]) for start, end in pairwise(bounds)]
+    return [starts[place] for place in cut_evenly(joined, count)]
 
 
 def _row_of(modules: Any) -> list[Any]:

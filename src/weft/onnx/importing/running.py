@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,8 @@ class Session:
     """Elements that a value may have whose size the file decides."""
     most_steps: int
     """Steps that a loop may take one by one."""
+    origins: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    """By identity: references to tensors of this call that were dequantised, and from what."""
 
 
 class Scope:

@@ -32,13 +32,15 @@ class Costs:
 
     bandwidth: bytes per second that a device sends along the axis. latency: seconds before a
     collective's first byte. flops: operations of products per second. memory: bytes per second
-    that a device reads and writes.
+    that a device reads and writes. overhead: seconds to start a program, whatever it computes.
+    `wf.distributed.measure_costs` measures all of them.
     """
 
     bandwidth: float = 50e9
     latency: float = 1e-6
     flops: float = 100e12
     memory: float = 1e12
+    overhead: float = 0.0
 
     def transfer(self, moved: float) -> float:
         """The seconds of a collective in which each device sends so many bytes."""

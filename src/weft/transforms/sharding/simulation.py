@@ -50,8 +50,8 @@ class Simulated:
 def simulate_step(graph: Graph, links: Mapping[str, Costs], work: Costs) -> Simulated:
     """Run the program of one device in time: `links` are the mesh axes, `work` the device."""
     ready: dict[Atom, float] = {}
-    free: dict[str, float] = {}
-    busy: dict[str, float] = {}
+    free: dict[str, float] = {DEVICE: work.overhead}
+    busy: dict[str, float] = {DEVICE: work.overhead}
     timeline = []
     for node in graph.nodes:
         place, seconds = _work_of(node, links, work)

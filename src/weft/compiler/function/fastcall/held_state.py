@@ -6,7 +6,7 @@ that is so, and nobody else holds these arrays, a call needs no key, no look at 
 little is written back: some words of memory are compared in one native call, and the program runs.
 
 The words say of each tensor what it holds, and of each array that is written over how many
-references there are to it. Nothing is kept alive; a tensor that is gone ends what is known.
+references there are to it. No tensor is kept alive; one that is gone ends what is known.
 
 >>> counts_references()
 True
@@ -18,7 +18,8 @@ import ctypes
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
+from itertools import chain
 from typing import Any
 from weakref import ref
 
@@ -38,12 +39,13 @@ from weft.compiler.graph_passes.user_rules import rewrites
 from weft.compiler.targets.target import Donation
 from weft.core import trees
 from weft.core.arrays import CONCRETE, HostArray
+from weft.core.records import frozen
 from weft.core.settings import settings
-from weft.core.unchanged import Contents
 from weft.ir.autocast import AUTOCAST
 from weft.ir.dispatch import OBSERVERS
+from weft.ir.eager import static_key
 from weft.ir.tensor import Tensor, grad_mode, traces, wrap
-from weft.runtime.object_words import END, WORD
+from weft.runtime.object_words import DICT, END, LIST, WORD, places
 
 Array = np.ndarray[Any, Any]
 
@@ -61,46 +63,101 @@ def counts_references() -> bool:
     return (second, _references(held[0])) == (first + 1, first)
 
 
+@cache
+def class_place() -> int:
+    """How many bytes into an object its class stands."""
+    return places([[], [1]], ctypes.c_int64, lambda x: id(type(x)))[0]
+
+
+def _word_bytes() -> int:
+    return ctypes.sizeof(ctypes.c_int64)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is a number or a text, or a tuple of such."""
+    kind = type(value)
+    return kind in ATOMS or kind is float or (kind is tuple and all(map(is_plain, value)))
+
+
 def _references(held: object) -> int:
     """The word of an object that counts references, with those that the question adds."""
     return ctypes.c_int64.from_address(id(held)).value
 
 
 class HeldState:
-    """Containers and tensors as they are now."""
+    """Containers as they are now, by words of memory; neither they nor tensors are kept alive.
 
-    def __init__(self) -> None:
-        self.contents = Contents()
-        self.memories: list[ref[trees.Memory]] = []
+    A container's words come before those of what it holds. So whatever is looked at is there: it is
+    given, or held by what was found to be as it was. Another object may be where one was before:
+    the class of a list is part of its words, and numbers and other leaves are held, so that no
+    other one is where they are.
+    """
+
+    def __init__(self, same: Callable[[Array], bool]) -> None:
+        self._same = same
+        self._memories: list[ref[trees.Memory]] = []
+        self._nodes: list[tuple[ref[Any], int]] = []
+        """Objects, and the addresses of their attributes."""
+        self._leaves: list[Any] = []
+        self._words: list[int] = []
+        self._table: Array | None = None
 
     def add(self, value: Any) -> bool:
         """Look at a value from now on; False where it cannot be told whether it changes."""
         kind = type(value)
-        if kind in ATOMS or kind is float or isinstance(value, Tensor):
-            return kind is Tensor or not isinstance(value, Tensor)
-        if kind is tuple:
+        if isinstance(value, Tensor):
+            return kind is Tensor
+        if kind is list:
+            self._words += (WORD, id(value) + class_place(), id(list))
+            self._words += (LIST, id(value), len(value), *map(id, value))
             return all(map(self.add, value))
-        if kind is list or kind is dict:
-            self.contents.add(value)
-            return all(map(self.add, value.values() if kind is dict else value))
-        parts = trees.take_apart(value)
+        if kind is dict:
+            return self._add_dict(value)
+        if isinstance(value, tuple) and not is_plain(value):
+            return self._add_tuple(value)
+        parts = None if is_plain(value) else trees.take_apart(value)
         if parts is None:
-            return True  # a leaf, which whoever holds it compares by identity
-        if parts.memory is not None:
-            self.memories.append(ref(parts.memory))
+            self._leaves.append(value)
             return True
-        if not trees.is_of_attributes(value):
+        if parts.memory is not None:
+            self._memories.append(ref(parts.memory))
+            return True
+        if not trees.is_of_attributes(value) or not hasattr(value, "__weakref__"):
             return False
-        self.contents.add(vars(value))
-        return all(map(self.add, parts.children))
+        self._nodes.append((ref(value), id(vars(value))))
+        return self._add_dict(vars(value))
+
+    def _add_tuple(self, held: tuple[Any, ...]) -> bool:
+        first = id(held) + tuple.__basicsize__
+        if ctypes.c_int64.from_address(first).value != id(held[0]):
+            return False
+        head = id(held) + class_place()
+        self._words += (WORD, head, id(type(held)), WORD, head + _word_bytes(), len(held))
+        for place, item in enumerate(held):
+            self._words += (WORD, first + _word_bytes() * place, id(item))
+        return all(map(self.add, held))
+
+    def _add_dict(self, held: dict[Any, Any]) -> bool:
+        if not all(map(is_plain, held)):
+            return False
+        self._leaves += held
+        self._words += (WORD, id(held) + class_place(), id(dict))
+        self._words += (DICT, id(held), len(held), *map(id, chain.from_iterable(held.items())))
+        return all(map(self.add, held.values()))
 
     def is_unchanged(self) -> bool:
         """Whether all containers hold what they held."""
-        for remembered in self.memories:
+        for remembered in self._memories:
             memory = remembered()
             if memory is None or not memory.holds():
                 return False
-        return self.contents.is_unchanged()
+        for reference, attributes in self._nodes:
+            node = reference()
+            if node is None or id(vars(node)) != attributes:
+                return False
+        if self._table is None:
+            self._table = np.array([*self._words, END], np.int64)
+        return self._same(self._table)
 
 
 class HeldStep:
@@ -147,17 +204,13 @@ class HeldStep:
         given: list[int] = []
         for x, known in zip(args, self._arguments, strict=True):
             if type(x) is Tensor:
-                value = x._value
-                if type(value) is HostArray or type(value) not in CONCRETE:
-                    return None
-                if known != (value.kind, x._node is None, x._grad is None):
+                if type(x._value) not in CONCRETE or known != _argument_key(x):
                     return None
                 given.append(id(x))
-            elif (known() is not x) if type(known) is ref else known != (type(x), x):
+            elif not _is_same(known, x):
                 return None
-        for x, read in zip(outside, self._outside, strict=True):
-            if read() is not x:
-                return None
+        if not all(map(_is_same, self._outside, outside)):
+            return None
         if len({*given}) < len(given) or not self._fixed.isdisjoint(given):
             return None
         if not self._same(self._words) or not self._state.is_unchanged():
@@ -182,15 +235,55 @@ class HeldStep:
         """Run the program; nearly all its state is written over, and is not written back."""
         reused = [(output, owner()._grad._value) for output, owner in self._renewed]  # type: ignore[union-attr]
         assert self._program is not None
-        outputs = self._program.run(arrays, self._donated, None, reused)
-        for output, owner, word in self._moved:
-            array = outputs[output]
-            owner()._value = array  # type: ignore[union-attr]
-            self._words[word] = id(array)
+        finished: list[Any] = []
+        try:
+            outputs = self._program.run(arrays, self._donated, finished, reused)
+            self._write_moved(outputs)
+        except BaseException:  # a signal right after the run: what it wrote belongs together
+            self._write_moved(finished)
+            raise
         found = self._found
         if found.result is not None:
             return wrap(outputs[found.result])
         return found.recording.rebuild([wrap(array) for array in outputs])
+
+    def _write_moved(self, outputs: Sequence[Any]) -> None:
+        """Put outputs into the tensors whose arrays are other ones after each call."""
+        for output, owner, word in self._moved if outputs else ():
+            array = outputs[output]
+            owner()._value = array  # type: ignore[union-attr]
+            self._words[word] = id(array)
+
+
+def _argument_key(x: Tensor) -> tuple[Any, ...]:
+    """What programs depend on of an argument."""
+    value = x._value
+    if type(value) is HostArray:
+        return value.dtype, value.shape, x._node is None, x._grad is None
+    return value.kind, x._node is None, x._grad is None
+
+
+@frozen(eq=False)
+class _At:
+    """A container by where it is; what it holds is a matter of words."""
+
+    address: int
+
+
+def _identity_of(x: Any) -> Any:
+    """What an argument is told again by: a reference, where it is, or itself as part of a key."""
+    if type(x) in (list, dict) or (isinstance(x, tuple) and not is_plain(x)):
+        return _At(id(x))
+    return static_key(x) if is_plain(x) or not hasattr(x, "__weakref__") else ref(x)
+
+
+def _is_same(known: Any, x: Any) -> bool:
+    """Whether an argument is the one that was known."""
+    if type(known) is ref:
+        return known() is x
+    if type(known) is _At:
+        return known.address == id(x)
+    return bool(known == static_key(x))
 
 
 @dataclass(slots=True)
@@ -198,8 +291,8 @@ class _Known:
     """What a call was given: its arguments, variables from outside, and tensors that stay."""
 
     arguments: list[Any]
-    """Of a tensor its kind, of an object a reference, of a number itself and its class."""
-    outside: list[Callable[[], Any]]
+    """Of a tensor what programs depend on, of others what they are told again by."""
+    outside: list[Any]
     state: HeldState
     fixed: list[Tensor]
     sources: list[int | ref[Tensor]]
@@ -282,18 +375,13 @@ def _describe(
     args: tuple[Any, ...], outside: Sequence[Any], handles: Sequence[Tensor], found: Compiled
 ) -> _Known | None:
     """What a call was given; None where it cannot be told again."""
-    state, arguments = HeldState(), list[Any]()
+    same = comparison()
+    assert same is not None
+    state, arguments = HeldState(same), list[Any]()
     for x in args:
-        if type(x) is Tensor:
-            if getattr(x._value, "kind", None) is None:
-                return None
-            arguments.append((x._value.kind, x._node is None, x._grad is None))
-        elif type(x) in ATOMS:
-            arguments.append((type(x), x))
-        elif state.add(x) and hasattr(x, "__weakref__"):
-            arguments.append(ref(x))
-        else:
+        if type(x) is not Tensor and not state.add(x):
             return None
+        arguments.append(_argument_key(x) if type(x) is Tensor else _identity_of(x))
     if not all(map(state.add, outside)):
         return None
     given = {id(x): place for place, x in enumerate(args) if type(x) is Tensor}
@@ -309,11 +397,5 @@ def _describe(
             fixed[id(owner)] = owner
     owners = [(output, source.owner(handles)) for source, output in found.renewed]
     renewed = [(output, ref(owner)) for output, owner in owners if owner is not None]
-    held: list[Callable[[], Any]] = [
-        ref(x) if hasattr(x, "__weakref__") else partial(_itself, x) for x in outside
-    ]
+    held = [*map(_identity_of, outside)]
     return _Known(arguments, held, state, [*fixed.values()], sources, renewed, [])
-
-
-def _itself(x: Any) -> Any:
-    return x

@@ -1,9 +1,11 @@
-"""Sums over processes in compiled programs: the engine's own function, called by address.
+"""Collectives of compiled programs: the engine's own functions, called by address.
 
 The launch reads the cell of its mesh axis (ir/group_cells.py) when it runs, so that a program goes
 on with the group that is bound then. Large sums go in pieces, for which the engine keeps its
-scratch memory. Before the data, processes compare a number that stands for the call: where they
-differ, the launch fails on all of them.
+scratch memory. Gathering and scattering are native along the first axis, where blocks lie one
+behind the other; a sum that is scattered is an exchange of blocks, which are added in the order of
+processes: the library's own way takes longer. Before the data, processes compare a number that
+stands for the call: where they differ, the launch fails on all of them.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from weft.compiler.plan.launch import Kind, Launch, Sizes, one, substitute_all
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
 from weft.compiler.targets.cpu.cache.symbols import finder
 from weft.compiler.targets.llvm.ir_builder import KERNEL, IRBuilder, module_text
+from weft.core.errors import UnsupportedError
 from weft.core.shapes import size
 from weft.ir import group_cells
 from weft.ir.graph import GraphNode, Literal, Variable
@@ -25,20 +28,27 @@ PIECE = 1 << 21
 """Bytes of one call of the engine."""
 _REDUCTIONS = {f"all_reduce_{each}": i for i, each in enumerate(group_cells.OPERATIONS)}
 _INTEGERS = group_cells.FIRST_TYPE + group_cells.TYPES.index("int64")
+_SUM = group_cells.FIRST_OPERATION + group_cells.OPERATIONS.index("sum")
 _MAXIMUM = group_cells.FIRST_OPERATION + group_cells.OPERATIONS.index("max")
+LARGEST = 1 << 31
+"""The elements that one call of the engine cannot count."""
+
+
+_BY_SIZE = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64", 16: "complex128"}
+"""The dtype as which elements of so many bytes are moved."""
 
 
 def collective_launches(node: GraphNode, error: Literal) -> list[Launch] | None:
-    """The launch of a sum, maximum or minimum over processes; None for any other node."""
+    """The launch of a collective that is called natively; None for any other node."""
     primitive, params = node.primitive, node.params
-    if not isinstance(primitive.kind, Collective) or primitive.name not in _REDUCTIONS:
+    if not isinstance(primitive.kind, Collective) or params["stacked"] or params["size"] == 1:
+        return None
+    native = _native_call(node) if node.operands else None
+    if native is None:
         return None
     operand, (result,) = node.operands[0], node.results
-    dtype, mesh_axis = operand.type.dtype, params["mesh_axis"]
-    if params["stacked"] or params["size"] == 1 or dtype.name not in group_cells.TYPES:
-        return None
-    kind = group_cells.FIRST_TYPE + group_cells.TYPES.index(dtype.name)
-    operation = group_cells.FIRST_OPERATION + _REDUCTIONS[primitive.name]
+    dtype, mesh_axis, members = operand.type.dtype, params["mesh_axis"], params["size"]
+    name, kind, operation = native
     shown = f"{primitive.name}({mesh_axis}) of {operand.type}"
     place = "" if node.location is None else f" at {node.location}"
 
@@ -47,72 +57,161 @@ def collective_launches(node: GraphNode, error: Literal) -> list[Launch] | None:
 
     def numbers(sizes: Sizes) -> list[int]:
         count = substitute_all(size(operand.type.shape), sizes)
+        if name != "all_reduce" and count >= LARGEST:
+            raise UnsupportedError(
+                primitive.name,
+                "one call of the engine cannot move so many elements",
+                expected=f"fewer than {LARGEST} elements",
+                got={"elements": count},
+                fix="move it in parts",
+            )
         digest = group_cells.describe_call(describe(count), place)
-        return [count, dtype.itemsize, kind, operation, digest, params["size"]]
+        return [count, dtype.itemsize, kind, operation, digest, members]
 
+    is_sum = name == "all_reduce"
     return [
         Launch(
-            Kind.COLLECTIVE, primitive.name, ("collective",),
+            Kind.COLLECTIVE, primitive.name, ("collective", name),
             (operand, result, error, Literal(group_cells.cell_of(mesh_axis))), (result,),
             numbers, one, one, checked=node,
             report=lambda: group_cells.failure_of(mesh_axis, shown),
-            in_place=((result, operand),) if isinstance(operand, Variable) else (),
+            in_place=((result, operand),) if is_sum and isinstance(operand, Variable) else (),
         )
     ]  # fmt: skip
 
 
-def _all_reduce() -> IRBuilder:
-    """`all_reduce(...)`: compare the call with the others', then sum piece by piece."""
-    out = IRBuilder("all_reduce", KERNEL, public=True, may_unwind=True)
-    buffers, sizes, _, _ = out.parameters
-    source, target, error, cell = (out.pointer(buffers, place) for place in range(4))
-    words = [out.number(sizes, place) for place in range(6)]
-    count, item, kind, operation, digest, members = words
-    function, group = (out.pointer(cell, place) for place in (0, group_cells.COMMUNICATOR))
-    started = out.add(out.number(cell, group_cells.STARTED), 1)
-    out.store(digest, out.at("i64", cell, group_cells.DIGEST))
-    out.store(started, out.at("i64", cell, group_cells.STARTED))
+def _native_call(node: GraphNode) -> tuple[str, int, int] | None:
+    """The native function of a collective, and the places of dtype and operation in a cell."""
+    name, dtype = node.primitive.name, node.operands[0].type.dtype
+    first, types = group_cells.FIRST_TYPE, group_cells.TYPES
+    if name in _REDUCTIONS and dtype.name in types:
+        operation = group_cells.FIRST_OPERATION + _REDUCTIONS[name]
+        return "all_reduce", first + types.index(dtype.name), operation
+    if node.params.get("axis") != 0:
+        return None
+    if name == "all_gather":
+        return name, first + types.index(_BY_SIZE[dtype.itemsize]), _SUM
+    if name == "reduce_scatter" and dtype.name in types:
+        return name, first + types.index(dtype.name), _SUM
+    return None
 
-    def fail(code: str) -> None:
-        out.store(code, out.at("i64", cell, group_cells.CODE))
-        out.store(started, out.at("i64", cell, group_cells.ENDED))
-        out.store(1, error, "i32")
+
+class _Call:
+    """A native function under construction: its operands, and what all collectives begin with."""
+
+    def __init__(self, name: str) -> None:
+        self.out = out = IRBuilder(name, KERNEL, public=True, may_unwind=True)
+        buffers, sizes, _, _ = out.parameters
+        self.source, self.target, self.error, self.cell = (
+            out.pointer(buffers, place) for place in range(4)
+        )
+        words = [out.number(sizes, place) for place in range(6)]
+        self.count, self.item, kind, operation, digest, self.members = words
+        self.group = out.pointer(self.cell, group_cells.COMMUNICATOR)
+        self.started = out.add(out.number(self.cell, group_cells.STARTED), 1)
+        out.store(digest, out.at("i64", self.cell, group_cells.DIGEST))
+        out.store(self.started, out.at("i64", self.cell, group_cells.STARTED))
+        self._compare(digest)
+        self.kind, self.operation = out.pointer(self.cell, kind), out.pointer(self.cell, operation)
+
+    def fail(self, code: str) -> None:
+        """Leave with a code."""
+        out = self.out
+        out.store(code, out.at("i64", self.cell, group_cells.CODE))
+        out.store(self.started, out.at("i64", self.cell, group_cells.ENDED))
+        out.store(1, self.error, "i32")
         out.give()
 
-    def reduce(read: str, written: str, many: str, of: str, by: str) -> None:
-        code = out.call(function, read, written, many, of, by, group, result="i32")
-        with out.when(out.test("ne", code, 0)):
-            fail(out.convert("sext", code, "i64"))
+    def end(self) -> IRBuilder:
+        """The function, which ends here in order."""
+        self.out.store(self.started, self.out.at("i64", self.cell, group_cells.ENDED))
+        return self.out
 
-    present = out.number(cell, group_cells.SIZE)
-    is_other = out.combine("and", out.test("ne", present, 0), out.test("ne", present, members))
-    with out.when(is_other):
-        fail(str(group_cells.OTHER_SIZE))
-    with out.when(out.test("ne", out.number(cell, group_cells.CHECKS), 0)):
-        own, both = out.room("[2 x i64]"), out.room("[2 x i64]")
-        out.store(digest, own)
-        out.store(out.sub(0, digest), out.at("i64", own, 1))
-        integers, maximum = out.pointer(cell, _INTEGERS), out.pointer(cell, _MAXIMUM)
-        reduce(own, both, "i32 2", integers, maximum)
-        agreed = out.test("eq", out.number(both, 0), out.sub(0, out.number(both, 1)))
-        with out.unless(agreed):
-            fail(str(group_cells.DIFFERENT))
-    is_same, in_place = out.test("eq", source, target), out.pointer(cell, group_cells.IN_PLACE)
-    handle, by = out.pointer(cell, kind), out.pointer(cell, operation)
-    step = out.div(PIECE, item)
-    with out.loop(0, count, step) as start:
-        many = out.convert("trunc", out.least(out.sub(count, start), step), "i32")
-        offset = out.mul(start, item)
-        read = out.select(is_same, in_place, out.at("i8", source, offset))
-        reduce(read, out.at("i8", target, offset), many, handle, by)
-    out.store(started, out.at("i64", cell, group_cells.ENDED))
-    return out
+    def call(self, place: int, *operands: str, freed: str | None = None) -> None:
+        """Call a function of the cell; leave where it fails, having freed what was taken."""
+        out = self.out
+        code = out.call(out.pointer(self.cell, place), *operands, result="i32")
+        with out.when(out.test("ne", code, 0)):
+            if freed is not None:
+                out.free(freed)
+            self.fail(out.convert("sext", code, "i64"))
+
+    def reduce(self, read: str, written: str, many: str, of: str, by: str) -> None:
+        """A sum over processes of so many elements."""
+        self.call(group_cells.FUNCTION, read, written, many, of, by, self.group)
+
+    def _compare(self, digest: str) -> None:
+        """Leave where the group has another size, or a process is about to do something else."""
+        out, cell = self.out, self.cell
+        present = out.number(cell, group_cells.SIZE)
+        is_other = out.test("ne", present, self.members)
+        with out.when(out.combine("and", out.test("ne", present, 0), is_other)):
+            self.fail(str(group_cells.OTHER_SIZE))
+        with out.when(out.test("ne", out.number(cell, group_cells.CHECKS), 0)):
+            own, both = out.room("[2 x i64]"), out.room("[2 x i64]")
+            out.store(digest, own)
+            out.store(out.sub(0, digest), out.at("i64", own, 1))
+            integers, maximum = out.pointer(cell, _INTEGERS), out.pointer(cell, _MAXIMUM)
+            self.reduce(own, both, "i32 2", integers, maximum)
+            agreed = out.test("eq", out.number(both, 0), out.sub(0, out.number(both, 1)))
+            with out.unless(agreed):
+                self.fail(str(group_cells.DIFFERENT))
+
+
+def _all_reduce() -> IRBuilder:
+    """`all_reduce(...)`: compare the call with the others', then sum piece by piece."""
+    call = _Call("all_reduce")
+    out = call.out
+    is_same = out.test("eq", call.source, call.target)
+    in_place = out.pointer(call.cell, group_cells.IN_PLACE)
+    step = out.div(PIECE, call.item)
+    with out.loop(0, call.count, step) as start:
+        many = out.convert("trunc", out.least(out.sub(call.count, start), step), "i32")
+        offset = out.mul(start, call.item)
+        read = out.select(is_same, in_place, out.at("i8", call.source, offset))
+        call.reduce(read, out.at("i8", call.target, offset), many, call.kind, call.operation)
+    return call.end()
+
+
+def _all_gather() -> IRBuilder:
+    """`all_gather(...)`: the blocks of all processes, one behind the other."""
+    call = _Call("all_gather")
+    many = call.out.convert("trunc", call.count, "i32")
+    sent, received = (call.source, many, call.kind), (call.target, many, call.kind)
+    call.call(group_cells.GATHER, *sent, *received, call.group)
+    return call.end()
+
+
+def _reduce_scatter() -> IRBuilder:
+    """`reduce_scatter(...)`: exchange blocks, and add those for this process in their order."""
+    call = _Call("reduce_scatter")
+    out = call.out
+    block = out.div(call.count, call.members)
+    bytes_of_block = out.mul(block, call.item)
+    many = out.convert("trunc", block, "i32")
+    received, whole = out.memory(out.mul(call.count, call.item))
+    sent, taken = (call.source, many, call.kind), (received, many, call.kind)
+    call.call(group_cells.EXCHANGE, *sent, *taken, call.group, freed=whole)
+    out.copy(call.target, received, bytes_of_block)
+    with out.loop(1, call.members) as process:
+        other = out.at("i8", received, out.mul(process, bytes_of_block))
+        operands = (other, call.target, many, call.kind, call.operation)
+        call.call(group_cells.COMBINE, *operands, freed=whole)
+    out.free(whole)
+    return call.end()
+
+
+_FUNCTIONS = {
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+}
 
 
 @cache
-def collective_address() -> int:
-    """The address of the native function, which has a kernel's signature."""
-    return text_addresses(module_text(_all_reduce()), ["all_reduce"])["all_reduce"]
+def collective_address(name: str) -> int:
+    """The address of a native function, which has a kernel's signature."""
+    return text_addresses(module_text(_FUNCTIONS[name]()), [name])[name]
 
 
 finder("collective", collective_address)

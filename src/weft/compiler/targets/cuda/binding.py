@@ -108,7 +108,7 @@ def aligned_size(count: int) -> int:
     return -(-count // ALIGNMENT) * ALIGNMENT
 
 
-def laid_out(memory: MemoryPlan, may_spread: bool) -> tuple[Mapping[str, int], int]:
+def layout_of(memory: MemoryPlan, may_spread: bool) -> tuple[Mapping[str, int], int]:
     """Where each value of a plan lies, and the bytes of all.
 
     Small ones may lie beside each other for good: none then waits until another is not needed.
@@ -141,7 +141,7 @@ class Binding:
             for value, slot in plan.slots.items()
             if isinstance(value, Literal) and value is not plan.error
         ]
-        offsets, self.peak = laid_out(plan.planner.at(sizes), is_outer)
+        offsets, self.peak = layout_of(plan.planner.at(sizes), is_outer)
         places = [(int(name), offset) for name, offset in offsets.items()]
         self._slots = np.array([slot for slot, _ in places], np.int64)
         self._offsets = np.array([offset for _, offset in places], np.uint64)

@@ -36,7 +36,7 @@ from weft.compiler.targets.cuda.warpgroup import (
 from weft.core.errors import UnsupportedError
 from weft.core.records import frozen
 from weft.core.types import TensorType
-from weft.ir.graph import Graph, GraphNode
+from weft.ir.graph import Graph, GraphNode, Literal
 from weft.ir.walking import Tally
 
 __all__ = [
@@ -148,17 +148,20 @@ def is_cross_entropy(node: GraphNode) -> bool:
 
 
 def cross_entropy_launch(node: GraphNode) -> Launch:
-    """The launch of a softmax with its gradient."""
+    """The launch of a softmax with its gradient, which may lie where the logits do."""
+    logits, gradient = node.operands[0], node.results[2]
+    values = (*node.operands[:4], *node.results, *node.operands[4:])
     return Launch(
-        Kind.LOOP, "softmax gradient", ("softmax_gradient",), (*node.operands, *node.results),
+        Kind.LOOP, "softmax gradient", ("softmax_gradient",), values,
         node.results, no_numbers, one, one,
+        in_place=() if isinstance(logits, Literal) else ((gradient, logits),),
     )  # fmt: skip
 
 
 @binder("softmax_gradient")
 def bind_cross_entropy(binding: Binding, launch: Launch) -> Run:
     """What runs a softmax with its gradient."""
-    values = dict(zip(_ARRAYS, launch.values, strict=True))
+    values = dict(zip(_ARRAYS, launch.values[: len(_ARRAYS)], strict=True))
     kind = launch.values[0].type
     rows, columns = static_shape(kind.shape, binding.sizes)
     kernel = _kernel_of(CrossEntropySpec(kind.dtype.name, columns))

@@ -49,7 +49,7 @@ _ERFC = (
     1.64055392e-1, -1.66031361e-1, -9.27639827e-2, 2.76978403e-1,
 )  # fmt: skip
 """(1 + 2x)·exp(x²)·erfc x - 1 in (x - 2)/(x + 2), for x ≥ 0."""
-_SHORT_ERFC = (
+SHORT_ERFC = (
     0.14425307512283325, -0.47331148386001587, 0.3572792410850525, 0.23145121335983276,
     0.37395596504211426, 0.36638039350509644,
 )  # fmt: skip
@@ -139,7 +139,7 @@ def _short_erfc(x: Scalar) -> Scalar:
     """erfc x within 2⁻¹⁶: exp(-x²) by a polynomial in 1/(1 + 0.65·|x|)."""
     size = absolute(x)
     t = _reciprocal(fma(size, const(0.65, float32), const(1.0, float32)))
-    value = polynomial(t, *_SHORT_ERFC) * t * _power_of_two(x * x * -1.4426950408889634)
+    value = polynomial(t, *SHORT_ERFC) * t * _power_of_two(x * x * -1.4426950408889634)
     return select(less(x, 0.0), 2.0 - value, value)
 
 

@@ -44,7 +44,9 @@ from weft.compiler.targets.cuda.products.binding import (
     product_launch,
 )
 from weft.compiler.targets.cuda.products.fusing import fuse_epilogues
+from weft.compiler.targets.cuda.scans import is_running, running_launch
 from weft.compiler.targets.cuda.scatter_rows import is_row_scatter, scatter_launch
+from weft.compiler.targets.cuda.sorting import is_sorting, sort_launch
 from weft.compiler.targets.cuda.wide_sums import widen_sums
 from weft.compiler.targets.limits import (
     FusionLimits,
@@ -135,6 +137,8 @@ class CudaTarget:
 
     def takes(self, node: GraphNode) -> bool:
         """See `Target`."""
+        if is_sorting(node) or is_running(node):
+            return True
         for_hopper = (is_attention, is_viewed, is_row_scatter, is_cross_entropy)
         if has_warpgroup_products(self.ordinal) and any(is_one(node) for is_one in for_hopper):
             return True
@@ -148,6 +152,8 @@ class CudaTarget:
         """See `Target`."""
         if not self.takes(node):
             return None
+        if is_sorting(node) or is_running(node):
+            return [sort_launch(node) if is_sorting(node) else running_launch(node)]
         if self._is_convolution(node):
             has_copies = has_warpgroup_products(self.ordinal)
             count = device(self.ordinal).multiprocessors if is_available() else 132

@@ -6,6 +6,7 @@ import weft as wf
 from weft.onnx.importing.reading import Array
 from weft.onnx.importing.registry import rule
 from weft.onnx.importing.rules.elementwise import align
+from weft.onnx.importing.rules.integer_products import Quantised, integer_matmul, origin_of
 from weft.onnx.importing.running import Call
 
 Tensor = wf.Tensor
@@ -14,18 +15,28 @@ Tensor = wf.Tensor
 @rule("MatMul")
 def matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
     """The product of matrices, or of stacks of them."""
-    return wf.matmul(a, b)
+    whole = integer_matmul(origin_of(call, a), origin_of(call, b))
+    return wf.matmul(a, b) if whole is None else whole
 
 
 @rule("Gemm")
 def gemm(call: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
     """alpha a b + beta c, with either matrix transposed."""
-    product = wf.matmul(a.T if call["transA"] else a, b.T if call["transB"] else b)
+    whole = integer_matmul(_turned(call, "transA", a), _turned(call, "transB", b))
+    product = whole
+    if product is None:
+        product = wf.matmul(a.T if call["transA"] else a, b.T if call["transB"] else b)
     product = product if call["alpha"] == 1.0 else (call["alpha"] * product).astype(a.dtype)
     if c is None:
         return product
     c = align(call, product, c)
     return product + (c if call["beta"] == 1.0 else (call["beta"] * c).astype(a.dtype))
+
+
+def _turned(call: Call, attribute: str, value: Tensor) -> Quantised | None:
+    """What an operand was dequantised from, transposed where the node says so."""
+    origin = origin_of(call, value)
+    return origin.turned() if origin is not None and call[attribute] else origin
 
 
 @rule("Einsum")

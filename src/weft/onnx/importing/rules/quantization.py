@@ -13,6 +13,7 @@ import numpy as np
 import weft as wf
 from weft.onnx.importing.reading import ELEMENTS, element_of
 from weft.onnx.importing.registry import rule
+from weft.onnx.importing.rules.integer_products import Quantised, from_zero_point, remember
 from weft.onnx.importing.rules.movement import whole_axis
 from weft.onnx.importing.rules.windows import convolve
 from weft.onnx.importing.running import Call
@@ -94,7 +95,11 @@ def dequantize_linear(call: Call, x: Any, scale: Tensor, zero: Any = None) -> An
     if zero is not None:
         wide = wide - _broadcast_scale(_carrier(zero), source, axis, block).astype("float32")
     factor = _broadcast_scale(scale, source, axis, block)
-    return (wide * factor.astype("float32")).astype(scale.dtype)
+    result = (wide * factor.astype("float32")).astype(scale.dtype)
+    if not block and scale.ndim <= 1 and not isinstance(x, Narrow):
+        place = 0 if scale.ndim == 0 or scale.shape[0] == 1 else whole_axis(axis, source.ndim)
+        remember(call, result, Quantised(source, scale, zero, place))
+    return result
 
 
 @rule("DynamicQuantizeLinear")
@@ -109,29 +114,12 @@ def dynamic_quantize(call: Call, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return numbers.astype("uint8"), scale, zero.astype("uint8")
 
 
-def _from_zero_point(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
-    """Integers in int32, counted from their zero point."""
-    wide = x.astype("int32")
-    if zero is None:
-        return wide
-    offset = zero.astype("int32")
-    if offset.ndim == 1 and offset.shape[0] != 1:
-        shape: list[Any] = [1] * x.ndim
-        shape[axis] = offset.shape[0]
-        offset = offset.reshape(tuple(shape))
-    elif offset.ndim == 1:
-        offset = offset.reshape(())
-    return wide - offset
-
-
 @rule("MatMulInteger")
 def matmul_integer(
     call: Call, a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None
 ) -> Tensor:
     """The product of integer matrices, counted from their zero points."""
-    return wf.matmul(
-        _from_zero_point(a, a_zero, a.ndim - 2), _from_zero_point(b, b_zero, b.ndim - 1)
-    )
+    return wf.matmul(from_zero_point(a, a_zero, a.ndim - 2), from_zero_point(b, b_zero, b.ndim - 1))
 
 
 @rule("ConvInteger")
@@ -139,7 +127,7 @@ def conv_integer(
     call: Call, x: Tensor, w: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None
 ) -> Any:
     """The convolution of integers, counted from their zero points."""
-    return _whole_convolution(call, _from_zero_point(x, x_zero, 1), _from_zero_point(w, w_zero, 0))
+    return _whole_convolution(call, from_zero_point(x, x_zero, 1), from_zero_point(w, w_zero, 0))
 
 
 def _whole_convolution(call: Call, x: Tensor, w: Tensor) -> Any:
@@ -167,7 +155,7 @@ def qlinear_matmul(
         total = wf.matmul(*numbers)
     else:
         total = wf.matmul(
-            _from_zero_point(a, a_zero, a.ndim - 2), _from_zero_point(b, b_zero, b.ndim - 1)
+            from_zero_point(a, a_zero, a.ndim - 2), from_zero_point(b, b_zero, b.ndim - 1)
         )
     return _requantize(total, a_scale * b_scale, y_scale, y_zero)
 
@@ -178,7 +166,7 @@ def qlinear_conv(
     w_zero: Tensor, y_scale: Tensor, y_zero: Tensor, bias: Tensor | None = None,
 ) -> Any:  # fmt: skip
     """The convolution of quantised values, quantised."""
-    total = _whole_convolution(call, _from_zero_point(x, x_zero, 1), _from_zero_point(w, w_zero, 0))
+    total = _whole_convolution(call, from_zero_point(x, x_zero, 1), from_zero_point(w, w_zero, 0))
     spread = [1] * (x.ndim - 2)
     if bias is not None:
         total = total + bias.astype("int32").reshape((-1, *spread))

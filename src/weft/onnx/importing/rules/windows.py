@@ -11,6 +11,7 @@ import numpy as np
 import weft as wf
 from weft.onnx.importing.reading import Array
 from weft.onnx.importing.registry import rule
+from weft.onnx.importing.rules.integer_products import integer_convolution, origin_of
 from weft.onnx.importing.running import Call
 
 Tensor = wf.Tensor
@@ -135,7 +136,10 @@ def convolve(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
 @rule("Conv")
 def convolution(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     """The convolution of [N, C, *spatial] with a weight [M, C/group, *kernel]."""
-    return convolve(call, x, weight, bias)
+    whole = integer_convolution(call, origin_of(call, x), origin_of(call, weight), convolve)
+    if whole is None:
+        return convolve(call, x, weight, bias)
+    return whole if bias is None else whole + bias.reshape((-1, *[1] * (x.ndim - 2)))
 
 
 @rule("ConvTranspose")

@@ -332,20 +332,26 @@ class _Line:
 
 
 def _turn_square(out: IRBuilder, tile: Tile, line: _Line, term: str) -> None:
-    """Turn a square of vectors: in each round the first half is woven into the second."""
+    """Turn a square of the right operand."""
     lanes, element = tile.lanes, Type(tile.dtype).text
     kind, align = Type(tile.dtype, lanes).text, tile.dtype.itemsize
     rows = (out.add(line.row(out, i), term) for i in range(lanes))
     vectors = [out.load(kind, out.at(element, line.source, row), align) for row in rows]
+    for i, vector in enumerate(turn_vectors(out, kind, vectors)):
+        place = out.add(out.mul(out.add(term, i), tile.columns), line.inside)
+        out.store(vector, out.at(element, line.to, place), align=align)
+
+
+def turn_vectors(out: IRBuilder, kind: str, vectors: Sequence[str]) -> Sequence[str]:
+    """The columns of a square of vectors: in each round the first half is woven into the second."""
+    lanes = len(vectors)
     for _ in range(lanes.bit_length() - 1):
         halves = [(vectors[i // 2], vectors[i // 2 + lanes // 2]) for i in range(lanes)]
         vectors = [
             out.put(f"shufflevector {kind} {a}, {kind} {b}, {_weaving_order(lanes, i % 2)}", kind)
             for i, (a, b) in enumerate(halves)
         ]
-    for i, vector in enumerate(vectors):
-        place = out.add(out.mul(out.add(term, i), tile.columns), line.inside)
-        out.store(vector, out.at(element, line.to, place), align=align)
+    return vectors
 
 
 def _weaving_order(lanes: int, half: int) -> str:

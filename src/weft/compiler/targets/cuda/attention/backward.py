@@ -23,6 +23,13 @@ import math
 from collections.abc import Callable
 from functools import partial
 
+from weft.compiler.targets.cuda.attention.backward_memory import (
+    HALF_TILE,
+    KEYS,
+    STAGES,
+    BackwardMemory,
+    tile_queries,
+)
 from weft.compiler.targets.cuda.attention.description import (
     AttentionKernel,
     AttentionLaunch,
@@ -31,7 +38,7 @@ from weft.compiler.targets.cuda.attention.description import (
     extra_parameters,
     head_map,
 )
-from weft.compiler.targets.cuda.attention.hiding import MaskReader, WordSource, bit_is_set
+from weft.compiler.targets.cuda.attention.hidden_weights import HiddenWeights, WeightTile
 from weft.compiler.targets.cuda.ptx_writer import (
     Kernel,
     Operand,
@@ -59,18 +66,10 @@ from weft.compiler.targets.cuda.warpgroup import (
 from weft.core.errors import UnsupportedError
 from weft.core.records import frozen
 
-__all__ = ["HALF_TILE", "backward_kernel", "backward_launch", "tile_queries"]
+__all__ = ["backward_kernel", "backward_launch"]
 
-_KEYS = 128
 _HALF = 64  # keys of one consumer
-_STAGES = 2
-HALF_TILE = 64 * 64  # numbers of a queries' gradient that one consumer makes at a time
 _ALL_CONSUMERS = 3  # the barrier at which both consumers meet
-
-
-def tile_queries(spec: AttentionSpec) -> int:
-    """Queries of one tile: two halves of 64 × 64 numbers of their gradients."""
-    return 2 * HALF_TILE // spec.head
 
 
 def backward_kernel(spec: AttentionSpec) -> AttentionKernel:
@@ -91,45 +90,18 @@ def backward_launch(
     spec: AttentionSpec, sizes: AttentionSizes, multiprocessors: int = 132
 ) -> AttentionLaunch:
     """The launch of a backward kernel."""
-    blocks = math.ceil(sizes.keys / _KEYS)
+    blocks = math.ceil(sizes.keys / KEYS)
     units = math.ceil(blocks / 2) if spec.causal else blocks
     if units > multiprocessors:
         raise UnsupportedError(
             "attention",
             "the backward pass holds all keys of a head on the card at once",
-            expected=f"at most {multiprocessors * _KEYS * (2 if spec.causal else 1)} keys",
+            expected=f"at most {multiprocessors * KEYS * (2 if spec.causal else 1)} keys",
             got={"keys": sizes.keys},
             fix="split the keys, and add the gradients",
         )
     count = units * sizes.key_heads * sizes.batch
     return AttentionLaunch(min(count, multiprocessors), sizes.words)
-
-
-class _Memory:
-    """Where in a block's shared memory what lies."""
-
-    def __init__(self, spec: AttentionSpec) -> None:
-        queries = tile_queries(spec)
-        self.keys = 0
-        self.key_bytes = _KEYS * ROW_BYTES * spec.chunks
-        self.values = self.key_bytes
-        self.tile_bytes = queries * ROW_BYTES * spec.chunks
-        self.queries = 2 * self.key_bytes
-        self.cotangents = self.queries + _STAGES * self.tile_bytes
-        # Cotangents of scores, twice: rows of keys, chunks of 64 queries.
-        self.score_chunk = _KEYS * ROW_BYTES
-        self.score_bytes = self.score_chunk * (queries // 64)
-        self.scores = self.cotangents + _STAGES * self.tile_bytes
-        self.halves = self.scores + 2 * self.score_bytes
-        # Logs of sums and row sums of the tile's queries.
-        self.row_bytes = 4 * queries
-        self.rows = self.halves + 2 * 4 * HALF_TILE
-        self.query_ring = self.rows + _STAGES * 2 * self.row_bytes
-        self.cotangent_ring = self.query_ring + Ring.barrier_bytes(_STAGES)
-        self.key_ring = self.cotangent_ring + Ring.barrier_bytes(_STAGES)
-        self.half_full = self.key_ring + Ring.barrier_bytes(1)
-        self.half_empty = self.half_full + 16
-        self.size = self.half_empty + 16
 
 
 @frozen(slots=False)
@@ -152,13 +124,13 @@ class _QueryTile:
 
 class _Writer:
     def __init__(self, spec: AttentionSpec) -> None:
-        self.spec, self.memory = spec, _Memory(spec)
+        self.spec, self.memory = spec, BackwardMemory(spec)
         self.tile = tile_queries(spec)
         names = ("batch", "heads", "group", "key_heads", "queries", "keys", "offset", "head")
         parameters: list[Parameter] = [
             head_map("q", spec.dtype, "queries", self.tile),
-            head_map("k", spec.dtype, "keys", _KEYS),
-            head_map("v", spec.dtype, "keys", _KEYS),
+            head_map("k", spec.dtype, "keys", KEYS),
+            head_map("v", spec.dtype, "keys", KEYS),
             head_map("dout", spec.dtype, "queries", self.tile),
             head_map("dk", spec.dtype, "keys", _HALF),
             head_map("dv", spec.dtype, "keys", _HALF),
@@ -179,13 +151,13 @@ class _Writer:
         self.queries, self.keys = kernel.parameter("queries"), kernel.parameter("keys")
         self.offset = kernel.parameter("offset")
         self.shared = kernel.shared_memory()
-        self.query_ring = Ring.of(kernel, self.shared + memory.query_ring, _STAGES)
-        self.cotangent_ring = Ring.of(kernel, self.shared + memory.cotangent_ring, _STAGES)
+        self.query_ring = Ring.of(kernel, self.shared + memory.query_ring, STAGES)
+        self.cotangent_ring = Ring.of(kernel, self.shared + memory.cotangent_ring, STAGES)
         self.key_ring = Ring.of(kernel, self.shared + memory.key_ring, 1)
         self.half_parity = kernel.variable("u32", 0, "half_parity")
         self._initialize()
         self.tiles = (self.queries + (self.tile - 1)) // self.tile
-        self.blocks = (self.keys + (_KEYS - 1)) // _KEYS
+        self.blocks = (self.keys + (KEYS - 1)) // KEYS
         self.warpgroup = self.thread >> 7
         finish = kernel.label("finish")
         with kernel.when(self.warpgroup.equals(2)):
@@ -237,7 +209,7 @@ class _Writer:
         kernel = self.kernel
         first = kernel.variable("u32", 0, "first_tile")
         if self.spec.causal:
-            start = number * _KEYS
+            start = number * KEYS
             after = (start.maximum(self.offset) - self.offset) // self.tile
             first = after.minimum(self.tiles)
         return _Block(number, head % self.key_heads, head // self.key_heads, first)
@@ -283,8 +255,8 @@ class _Writer:
         memory = self.memory
         full = self.key_ring.begin_fill(2 * memory.key_bytes)
         for name, start in (("k", memory.keys), ("v", memory.values)):
-            where = (block.number * _KEYS, block.key_head, block.batch)
-            self._copy(name, self.shared + start, full, where, _KEYS)
+            where = (block.number * KEYS, block.key_head, block.batch)
+            self._copy(name, self.shared + start, full, where, KEYS)
         self.key_ring.advance()
         self._for_each_tile(block, lambda tile: self._produce_tile(block, tile))
 
@@ -371,7 +343,7 @@ class _Writer:
         """
         if self.spec.causal:
             visible = self.keys.minimum((tile.number + 1) * self.tile + self.offset)
-            return (visible - 1) // _KEYS - block.number
+            return (visible - 1) // KEYS - block.number
         starts = tile.number // self._stride()
         return (starts + self.blocks - block.number) % self.blocks
 
@@ -391,13 +363,8 @@ class _Writer:
         self.dk = kernel.registers("f32", "dk", spec.head // 2)
         self.dv = kernel.registers("f32", "dv", spec.head // 2)
         self.dq = kernel.registers("f32", "dq", 32)
-        # One bit for each weight of a key: whether a query sees it, whether it stays.
-        self.seen_bits = kernel.registers("u32", "seen", 2)
-        self.kept_bits = kernel.registers("u32", "kept", 2)
-        if spec.mask:
-            self.mask = MaskReader(kernel, spec)
-        if spec.drops:
-            self.words = WordSource(kernel)
+        sizes = (self.heads, self.queries, self.keys)
+        self.hidden = HiddenWeights(kernel, spec, self.place, (_HALF, self.tile), sizes)
         # Which of the two buffers of scores' cotangents is next, in bytes.
         self.score_buffer = kernel.variable("u32", 0, "score_buffer")
         mine = self.shared + self.warpgroup * (_HALF * ROW_BYTES)
@@ -406,7 +373,7 @@ class _Writer:
         # As the right operand of the queries' gradient: all keys, or half of each key's numbers.
         keys = self.shared + self.memory.keys
         if spec.head == 128:
-            keys = keys + self.warpgroup * (_KEYS * ROW_BYTES)
+            keys = keys + self.warpgroup * (KEYS * ROW_BYTES)
         self.all_keys = descriptor(kernel, keys)
 
     def _consume(self, block: _Block) -> None:
@@ -434,10 +401,10 @@ class _Writer:
         cotangent_empty = self.cotangent_ring.wait_full()
         cotangent = self._stage_descriptor(self.memory.cotangents, self.cotangent_ring)
         self._start_rows(self.changes, self.my_values, cotangent)
-        self._read_hiding(block, tile)
+        where = self._weight_tile(block, tile)
+        self.hidden.read(where)
         kernel.do("wgmma.wait_group.sync.aligned 1")
-        self._add_mask(block, tile)
-        self._mask(block, tile)
+        self._mask(where)
         self._exponentials()
         kernel.do("wgmma.wait_group.sync.aligned 0")
         self._pack()
@@ -467,7 +434,7 @@ class _Writer:
         """sums = (64 rows of keys or values) (tile of queries or cotangents)ᵀ."""
         for step in range(self.spec.head // 16):
             chunk, inside = divmod(step, 4)
-            a = left + ((chunk * _KEYS * ROW_BYTES + 32 * inside) >> 4)
+            a = left + ((chunk * KEYS * ROW_BYTES + 32 * inside) >> 4)
             b = right + ((chunk * self.tile * ROW_BYTES + 32 * inside) >> 4)
             adds = self.true if step else self.false
             warpgroup_product(self.kernel, sums, a, b, adds, self.spec.dtype)
@@ -489,7 +456,7 @@ class _Writer:
         if self.spec.head == 64:
             place = place + self.warpgroup * memory.score_chunk
         changes = descriptor(kernel, place)
-        for step in range(_KEYS // 16):
+        for step in range(KEYS // 16):
             distance = (16 * ROW_BYTES * step) >> 4
             adds = self.true if step else self.false
             a, b = changes + distance, self.all_keys + distance
@@ -498,102 +465,16 @@ class _Writer:
 
     # Weights and their cotangents.
 
-    def _first_key(self, block: _Block) -> Value:
-        """The first key of this consumer."""
-        return block.number * _KEYS + self.warpgroup * _HALF
+    def _weight_tile(self, block: _Block, tile: _QueryTile) -> WeightTile:
+        """Which keys and queries the weights of this consumer are of."""
+        first_key = block.number * KEYS + self.warpgroup * _HALF
+        return WeightTile(first_key, tile.number * self.tile, block.batch, tile.head)
 
-    def _read_hiding(self, block: _Block, tile: _QueryTile) -> None:
-        """Read truth values of the mask, and draw the bits of dropout, beside the products."""
-        if self.spec.mask == "bool":
-            for bits in self.seen_bits:
-                self.kernel.assign(bits, 0)
-            self._for_each_weight(block, tile, self._read_truth)
-        if self.spec.drops:
-            for h in (0, 1):
-                self._draw_bits(block, tile, h)
-
-    def _read_truth(self, place: Value, exists: Value | None, where: tuple[int, int, int]) -> None:
-        j, h, t = where
-        flag = self.mask.truth(place, 8 * h * self.mask.item, exists)
-        bits = self.seen_bits[h]
-        self.kernel.assign(bits, bits | (flag << (2 * j + t)))
-
-    def _add_mask(self, block: _Block, tile: _QueryTile) -> None:
-        """Scores become score · scale + mask."""
-        if self.spec.adds:
-            self._for_each_weight(block, tile, self._add_number)
-
-    def _add_number(self, place: Value, exists: Value | None, where: tuple[int, int, int]) -> None:
-        j, h, t = where
-        number = self.mask.number(place, 8 * h * self.mask.item, exists)
-        score = self.weights[4 * j + 2 * h + t]
-        self.kernel.do("fma.rn.f32", score, score, self.spec.factor, number)
-
-    def _for_each_weight(
-        self,
-        block: _Block,
-        tile: _QueryTile,
-        write: Callable[[Value, Value | None, tuple[int, int, int]], None],
-    ) -> None:
-        """Go over the mask of a thread's weights: places, whether they exist, and j, h and t."""
-        kernel, mask = self.kernel, self.mask
-        key, first = self._first_key(block) + self.place.row, tile.number * self.tile
-        row = first + self.place.column
-        start = mask.head_address(block.batch, tile.head)
-        corner = mask.element_address(start, row, key)
-        step = kernel.let("u64", "mul.wide.u32", mask.strides[2], mask.item)
-        whole_keys = self._first_key(block) + _HALF <= self.keys
-        is_whole = whole_keys & (first + self.tile <= self.queries)
-        for checks in (False, True):
-            with kernel.when(~is_whole if checks else is_whole):
-                place = kernel.variable("u64", corner, "mask_place")
-                for j in range(self.tile // 8):
-                    for t in (0, 1):
-                        for h in (0, 1):
-                            exists = None
-                            if checks:
-                                inside = row + (8 * j + t) < self.queries
-                                exists = inside & (key + 8 * h < self.keys)
-                            write(place, exists, (j, h, t))
-                        distance = step if t == 0 else step * 7
-                        kernel.assign(place, place + distance)
-
-    def _draw_bits(self, block: _Block, tile: _QueryTile, h: int) -> None:
-        """The bits of dropout of a key: four lanes hold the keys of blocks, and each draws one.
-
-        For two steps of eight columns a thread has four queries, m = 2 (j % 2) + t. The lane whose
-        key is number m of its four draws the block of query m; then all four share all bits.
-        """
-        kernel = self.kernel
-        member = (self.place.lane >> 2) & 3
-        key = self._first_key(block) + self.place.row + 8 * h
-        query = tile.number * self.tile + self.place.column + (member >> 1) * 8 + (member & 1)
-        line = (block.batch * self.heads + tile.head) * self.queries + query
-        blocks = self.keys >> 2
-        number = line * blocks + (key >> 2)
-        bits = self.kept_bits[h]
-        kernel.assign(bits, 0)
-        for pair in range(self.tile // 16):
-            every = self.words.kept_nibble(number + blocks * (16 * pair), self.spec.kept)
-            every = every << (member * 4)
-            for distance in (4, 8):
-                other = kernel.let("u32", "shfl.sync.bfly.b32", every, distance, 31, -1)
-                every = every | other
-            mine = every >> member
-            four = mine & 1
-            for m in (1, 2, 3):
-                four = four | ((mine >> (3 * m)) & (1 << m))
-            kernel.assign(bits, bits | (four << (4 * pair)))
-
-    def _mask(self, block: _Block, tile: _QueryTile) -> None:
+    def _mask(self, where: WeightTile) -> None:
         """Scores of keys that a query does not see become -∞, in the tiles that have any."""
-        kernel = self.kernel
-        first_key = self._first_key(block)
-        if self.spec.mask == "bool":
-            for number, score in enumerate(self.weights):
-                j, h, t = number // 4, number // 2 % 2, number % 2
-                seen = bit_is_set(kernel, self.seen_bits[h], 2 * j + t)
-                kernel.do("selp.f32", score, score, float("-inf"), seen)
+        kernel, first_key = self.kernel, where.first_key
+        self.hidden.add_mask(where, self.weights)
+        self.hidden.hide(self.weights)
         # Keys behind the last would have scores of zero, and weights that may overflow.
         with kernel.when(first_key + _HALF > self.keys):
             for h in (0, 1):
@@ -603,7 +484,7 @@ class _Writer:
                         kernel.do("selp.f32", score, float("-inf"), score, hidden)
         if not self.spec.causal:
             return
-        start = tile.number * self.tile + self.offset
+        start = where.first_query + self.offset
         with kernel.when(first_key + (_HALF - 1) > start):
             for h in (0, 1):
                 key = first_key + self.place.row + 8 * h
@@ -645,24 +526,12 @@ class _Writer:
                 weights = kept = self.weights[first : first + 2]
                 backs = self.changes[first : first + 2]
                 if self.spec.drops:
-                    kept, backs = self._with_dropout(kept, backs, (j, h))
+                    kept, backs = self.hidden.with_dropout(kept, backs, (j, h))
                 pair = packed_pair(kernel, dtype, *kept)
                 kernel.assign(self.packed_weights[2 * j + h], pair)
                 changes = [weights[t] * (backs[t] - products[t]) for t in (0, 1)]
                 pair = packed_pair(kernel, dtype, *changes)
                 kernel.assign(self.packed_changes[2 * j + h], pair)
-
-    def _with_dropout(
-        self, weights: list[Value], backs: list[Value], where: tuple[int, int]
-    ) -> tuple[list[Value], list[Value]]:
-        """Two weights, to be divided by `kept` at the end, and two cotangents, after dropout."""
-        kernel, (j, h) = self.kernel, where
-        stays = [bit_is_set(kernel, self.kept_bits[h], 2 * j + t) for t in (0, 1)]
-        scaled = [back * (1 / self.spec.kept) for back in backs]
-        return tuple(
-            [kernel.select(stay, x, 0.0, "f32") for stay, x in zip(stays, pair, strict=True)]
-            for pair in (weights, scaled)
-        )
 
     def _write_scores(self) -> None:
         """Cotangents of scores into shared memory, rows of keys."""
@@ -705,10 +574,10 @@ class _Writer:
             kernel.do("fence.proxy.async.shared::cta")
             warpgroup_barrier(kernel, self.barrier)
             with kernel.when(self.place.leads):
-                row = block.number * _KEYS + self.warpgroup * _HALF
+                row = block.number * KEYS + self.warpgroup * _HALF
                 for chunk in range(self.spec.chunks):
                     source = self.shared + start + self.warpgroup * (_HALF * ROW_BYTES)
-                    source = source + chunk * _KEYS * ROW_BYTES
+                    source = source + chunk * KEYS * ROW_BYTES
                     where: list[Operand] = [64 * chunk, row, block.key_head, block.batch]
                     bulk_store(kernel, kernel.parameter(name), where, source)
                 kernel.do("cp.async.bulk.commit_group")
@@ -722,4 +591,4 @@ class _Writer:
             values = [value * scale for value in sums[first : first + 2]]
             pairs.append(packed_pair(kernel, self.spec.dtype, *values))
         place = start + self.warpgroup * (_HALF * ROW_BYTES)
-        store_pairs(kernel, self.place, place, _KEYS * ROW_BYTES, pairs)
+        store_pairs(kernel, self.place, place, KEYS * ROW_BYTES, pairs)

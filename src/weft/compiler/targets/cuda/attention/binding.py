@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ast import literal_eval
 from functools import cache
-from math import prod
+from math import inf, prod
 from typing import Any
 
 from weft.compiler.plan.launch import Kind, Launch, Sizes, Value, no_numbers, one, static_shape
@@ -68,7 +68,7 @@ def is_attention(node: GraphNode) -> bool:
         head % _VECTOR == 0
         and head <= LARGEST_HEAD[node.primitive]
         and v.shape[-1] == head
-        and node.params["scale"] > 0
+        and 0 < node.params["scale"] < inf
         and (offset is None or (isinstance(offset, int) and offset >= 0))
         and int(k.shape[-2]) > 0
         and (node.primitive is attention or int(k.shape[-2]) <= MOST_KEYS)
@@ -112,6 +112,15 @@ def _mask_strides(named: dict[str, TensorType]) -> tuple[int, int, int] | None:
     return strides if max(strides) < 1 << 32 else None
 
 
+def _aligned_elements(mask: str, keys: int) -> int:
+    """How many neighbours of a mask's rows lie at a place where they can be read at once."""
+    if mask == "bool" and keys % 16 == 0:
+        return 16
+    if mask in ("bfloat16", "float16") and keys % 8 == 0:
+        return 8
+    return 2 if mask and keys % 2 == 0 else 1
+
+
 def _draws_in_blocks(named: dict[str, TensorType], kept: float) -> bool:
     """Whether weights drop by whole blocks of random words, or none does."""
     if kept >= 1:
@@ -153,7 +162,7 @@ def _describe(primitive: Primitive, launch: Launch, sizes: Sizes) -> _Bound:
     names = _names(primitive, len(launch.values) - len(results), kept < 1)
     values = dict(zip((*names, *results), launch.values, strict=True))
     kinds = {name: value.type for name, value in values.items()}
-    shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for name in {*"qkv", "out", "dout", "dq", "dk", "dv"} & set(values):
         *front, heads, time, head = static_shape(kinds[name].shape, sizes)
         shapes[name] = (prod(front), heads, time, head)
@@ -162,7 +171,7 @@ def _describe(primitive: Primitive, launch: Launch, sizes: Sizes) -> _Bound:
     strides = (_mask_strides(kinds) if mask else None) or (0, 0, 0)
     spec = AttentionSpec(
         kinds["q"].dtype.name, padded_head(head), causal=offset is not None, scale=scale,
-        mask=mask, paired=bool(mask) and keys % 2 == 0, kept=kept, guarded=guarded,
+        mask=mask, aligned=_aligned_elements(mask, keys), kept=kept, guarded=guarded,
     )  # fmt: skip
     found = AttentionSizes(
         batch, heads, key_heads, queries, keys, offset or 0, head=head, mask_strides=strides

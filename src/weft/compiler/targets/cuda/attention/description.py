@@ -52,7 +52,7 @@ class AttentionSpec:
     causal: bool = True
     scale: float | None = None
     mask: str = ""
-    paired: bool = False  # whether two neighbours of a mask can be read at once
+    aligned: int = 1  # how many neighbours of a mask can be read at once: 1, 2, 8 or 16
     kept: float = 1.0
     guarded: bool = False
 

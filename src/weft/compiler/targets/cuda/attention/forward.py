@@ -24,7 +24,7 @@ from weft.compiler.targets.cuda.attention.description import (
     extra_parameters,
     head_map,
 )
-from weft.compiler.targets.cuda.attention.hiding import MaskReader, WordSource, bit_is_set
+from weft.compiler.targets.cuda.attention.hidden_scores import HiddenScores
 from weft.compiler.targets.cuda.ptx_writer import (
     Kernel,
     Operand,
@@ -248,15 +248,8 @@ class _Writer:
         self.highest = kernel.registers("f32", "highest", 2)
         self.sums = kernel.registers("f32", "sum", 2)
         self.factors = kernel.registers("f32", "factor", 2)
-        # One bit for each score of a row: whether the query sees the key, whether its weight stays.
-        self.seen_bits = kernel.registers("u32", "seen", 2)
-        self.kept_bits = kernel.registers("u32", "kept", 2)
-        if self.spec.mask:
-            self.mask = MaskReader(kernel, self.spec)
-            self.mask_rows = kernel.registers("u64", "mask_row", 2)
-        if self.spec.drops:
-            self.words = WordSource(kernel)
-            self.blocks = kernel.registers("u32", "block", 2)
+        sizes = (self.heads, self.queries, self.keys)
+        self.hidden = HiddenScores(kernel, self.spec, self.place, self.part_keys, sizes)
         self.barrier = self.warpgroup + 1
         self.out_place = self.shared + memory.out + self.warpgroup * memory.tile
         if self.plan.turns:
@@ -285,14 +278,14 @@ class _Writer:
             kernel.assign(self.sums[h], 0.0)
         for value in self.out:
             kernel.assign(value, 0.0)
-        self._begin_hiding(tile)
+        self.hidden.begin(self.row, tile.batch, tile.head)
         part = kernel.variable("u32", tile.parts - 1, "part")
         key_empty = self.key_ring.wait_full()
         self._wait_for_turn()
         kernel.do("wgmma.fence.sync.aligned")
         self._start_scores()
         self._pass_turn()
-        self._read_hiding(part)
+        self.hidden.read(part * self.part_keys)
         kernel.do("wgmma.wait_group.sync.aligned 0")
         self._release(key_empty)
         self.key_ring.advance()
@@ -330,7 +323,7 @@ class _Writer:
         value_empty = self.value_ring.wait_full()
         self._start_out()
         self._pass_turn()
-        self._read_hiding(part)
+        self.hidden.read(part * self.part_keys)
         kernel.do("wgmma.wait_group.sync.aligned 1")
         self._release(key_empty)
         self.key_ring.advance()
@@ -378,89 +371,12 @@ class _Writer:
             limit = limit.minimum(row + self.offset)
         return limit - self.place.column
 
-    def _begin_hiding(self, tile: _Tile) -> None:
-        """Where the rows of this thread lie in the mask, and in the sequence of random words."""
-        kernel = self.kernel
-        for h in (0, 1):
-            row = (self.row + self.place.row + 8 * h).minimum(self.queries - 1)
-            if self.spec.mask:
-                start = self.mask.head_address(tile.batch, tile.head)
-                place = self.mask.element_address(start, row, self.place.column)
-                kernel.assign(self.mask_rows[h], place)
-            if self.spec.drops:
-                line = (tile.batch * self.heads + tile.head) * self.queries + row
-                kernel.assign(self.blocks[h], line * (self.keys >> 2))
-
-    def _read_hiding(self, part: Value) -> None:
-        """Read truth values of the mask, and draw the bits of dropout, beside the products."""
-        kernel, start = self.kernel, part * self.part_keys
-        if self.spec.mask == "bool":
-            is_whole = start + self.part_keys <= self.keys
-            left = kernel.let("s32", "sub.s32", self.keys - self.place.column, start)
-            with kernel.when(is_whole):
-                self._read_truth(start, None)
-            with kernel.when(~is_whole):
-                self._read_truth(start, left)
-        if self.spec.drops:
-            for h in (0, 1):
-                self._draw_bits(start, h)
-
-    def _read_truth(self, start: Value, left: Value | None) -> None:
-        """The bits of the mask; `left` keys from the thread's column on are there, or all."""
-        kernel = self.kernel
-        for h in (0, 1):
-            row = kernel.address(self.mask_rows[h], start, self.mask.item)
-            bits = self.seen_bits[h]
-            kernel.assign(bits, 0)
-            for j in range(self.part_keys // 8):
-                if self.spec.paired:
-                    exists = None if left is None else left > 8 * j
-                    pair = self.mask.truth_pair(row, 8 * j, exists)
-                    kernel.assign(bits, bits | (pair << (2 * j)))
-                    continue
-                for t in (0, 1):
-                    exists = None if left is None else left > 8 * j + t
-                    flag = self.mask.truth(row, 8 * j + t, exists)
-                    kernel.assign(bits, bits | (flag << (2 * j + t)))
-
-    def _draw_bits(self, start: Value, h: int) -> None:
-        """The bits of dropout of a row: two lanes share blocks of four, and each draws half."""
-        kernel = self.kernel
-        quad = self.place.column >> 1
-        odd = quad & 1
-        first = self.blocks[h] + (start >> 2) + (quad >> 1) + odd * 2
-        bits = self.kept_bits[h]
-        kernel.assign(bits, 0)
-        for pair in range(self.part_keys // 16):
-            mine = self.words.kept_nibble(first + 4 * pair, self.spec.kept)
-            other = kernel.let("u32", "shfl.sync.bfly.b32", mine, 1, 31, -1)
-            is_odd = odd.equals(1)
-            nibbles = [
-                kernel.select(is_odd, other, mine),
-                kernel.select(is_odd, mine, other),
-            ]
-            for side, nibble in enumerate(nibbles):
-                both = (nibble >> (odd * 2)) & 3
-                kernel.assign(bits, bits | (both << (4 * pair + 2 * side)))
-
     def _mask(self, part: Value, limits: list[Value]) -> None:
         """Scores of keys that a query does not see become -∞, in the parts that have any."""
         kernel = self.kernel
         start = part * self.part_keys
-        if self.spec.adds:
-            is_whole = start + self.part_keys <= self.keys
-            left = kernel.let("s32", "sub.s32", self.keys - self.place.column, start)
-            with kernel.when(is_whole):
-                self._add_mask(start, None)
-            with kernel.when(~is_whole):
-                self._add_mask(start, left)
-        if self.spec.mask == "bool":
-            for h in (0, 1):
-                for j in range(self.part_keys // 8):
-                    for t in (0, 1):
-                        score = self.scores[4 * j + 2 * h + t]
-                        seen = bit_is_set(kernel, self.seen_bits[h], 2 * j + t)
-                        kernel.do("selp.f32", score, score, _LOWEST, seen)
+        self.hidden.add_mask(start, self.scores)
+        self.hidden.hide(self.scores)
         visible = self.keys
         if self.spec.causal:
             visible = visible.minimum(self.row + self.offset + 1)
@@ -472,23 +388,6 @@ class _Writer:
                         hidden = left <= 8 * j + t
                         score = self.scores[4 * j + 2 * h + t]
                         kernel.do("selp.f32", score, _LOWEST, score, hidden)
-
-    def _add_mask(self, start: Value, left: Value | None) -> None:
-        """Scores become score · scale + mask."""
-        kernel, item = self.kernel, self.mask.item
-        for h in (0, 1):
-            row = kernel.address(self.mask_rows[h], start, item)
-            for j in range(self.part_keys // 8):
-                if left is None or self.spec.paired:
-                    exists = None if left is None else left > 8 * j
-                    numbers = self.mask.number_pair(row, 8 * j * item, exists)
-                else:
-                    numbers = [
-                        self.mask.number(row, (8 * j + t) * item, left > 8 * j + t) for t in (0, 1)
-                    ]
-                for t in (0, 1):
-                    score = self.scores[4 * j + 2 * h + t]
-                    kernel.do("fma.rn.f32", score, score, self.spec.factor, numbers[t])
 
     def _exponentials(self) -> None:
         """Scores become 2^(c score - c highest); sums and the factor of what was before follow."""
@@ -540,10 +439,7 @@ class _Writer:
         for number, weight in enumerate(self.weights):
             both = self.scores[2 * number : 2 * number + 2]
             if self.spec.drops:
-                # Scores 4 j + 2 h + t; the bits of row h are at 2 j + t.
-                bits, first = self.kept_bits[number % 2], 2 * (number // 2)
-                stays = [bit_is_set(kernel, bits, first + t) for t in (0, 1)]
-                both = [kernel.select(stays[t], both[t], 0.0, "f32") for t in (0, 1)]
+                both = self.hidden.kept_pair(both, number // 2, number % 2)
             kernel.assign(weight, packed_pair(kernel, self.spec.dtype, *both))
 
     # Results.

@@ -14,6 +14,7 @@ import numpy as np
 
 from weft.compiler.targets.cuda.attention.description import AttentionSpec
 from weft.compiler.targets.cuda.ptx_writer import Kernel, Value, at, braces
+from weft.compiler.targets.cuda.warpgroup import unpacked_pair
 from weft.ops.random_bits import DRAW, philox_rounds
 
 __all__ = ["MaskReader", "WordSource", "bit_is_set", "keep_threshold"]
@@ -76,6 +77,18 @@ class MaskReader:
         kernel.do(f"ld.global.nc.{kind}", value, at(address, offset), when=when)
         return value
 
+    def sixteen_truths(self, address: Value, offset: int, when: Value | None = None) -> Value:
+        """Sixteen neighbouring truth values as bits 0 to 15; zeros where they are not read."""
+        kernel = self.kernel
+        words = [kernel.variable("u32", 0) for _ in range(4)]
+        kernel.do("ld.global.nc.v4.u32", braces(words), at(address, offset), when=when)
+        bits = kernel.variable("u32", 0, "truths")
+        for place, word in enumerate(words):
+            # Bytes b₀ to b₃, each 0 or 1, are bits 24 to 27 of the product.
+            nibble = ((word * 0x01020408) >> 24) & 15
+            kernel.assign(bits, bits | (nibble << (4 * place)))
+        return bits
+
     def number(self, address: Value, offset: int, when: Value | None = None) -> Value:
         """A number, as float32; 0 where it is not read."""
         kernel, dtype = self.kernel, self.spec.mask
@@ -94,7 +107,7 @@ class MaskReader:
     ) -> Sequence[Value]:
         """Two neighbouring numbers; each by itself where they do not lie at a place for two."""
         kernel, dtype = self.kernel, self.spec.mask
-        if not self.spec.paired:
+        if self.spec.aligned == 1:
             return [self.number(address, offset + self.item * t, when) for t in (0, 1)]
         if dtype == "float32":
             pair = [kernel.variable("f32", 0.0) for _ in (0, 1)]
@@ -102,11 +115,11 @@ class MaskReader:
             return pair
         word = kernel.variable("b32", 0)
         kernel.do("ld.global.nc.b32", word, at(address, offset), when=when)
-        if dtype == "bfloat16":
-            return [kernel.let("f32", "mov.b32", x) for x in (word << 16, word & 0xFFFF0000)]
-        halves = kernel.registers("b16", "half", 2)
-        kernel.do("mov.b32", braces(halves), word)
-        return [kernel.let("f32", "cvt.f32.f16", half) for half in halves]
+        return self.unpacked(word)
+
+    def unpacked(self, pair: Value) -> list[Value]:
+        """The two numbers of a pair of 16 bits each."""
+        return unpacked_pair(self.kernel, self.spec.mask, pair)
 
 
 class WordSource:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from weft.compiler.targets.cuda.attention.backward import HALF_TILE, tile_queries
+from weft.compiler.targets.cuda.attention.backward_memory import HALF_TILE, tile_queries
 from weft.compiler.targets.cuda.attention.description import (
     AttentionKernel,
     AttentionLaunch,

@@ -23,10 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 from weft.compiler.targets.cuda.instructions import APPROXIMATE
-from weft.compiler.targets.cuda.mathematics import SHORT as SHORT_FUNCTIONS
-from weft.compiler.targets.cuda.mathematics import DeviceExpander, angle_of_half_tanh
+from weft.compiler.targets.cuda.mathematics import (
+    SHORT_ERFC,
+    DeviceExpander,
+    angle_of_half_tanh,
+)
 from weft.compiler.targets.cuda.ptx_writer import Kernel, Operand, Value, float_literal
 from weft.compiler.targets.cuda.warpgroup import packed_pair, unpacked_pair
 from weft.compiler.targets.llvm.elementary import Function, polynomial
@@ -53,6 +57,8 @@ _ERFC = (
 )  # fmt: skip
 """exp(x²)·erfc x / t in t = 1/(1 + x/2), for x from 0 to 11; within 2⁻²¹."""
 _LOG2_E = 1.4426950408889634
+_SHORT_CURVE = (SHORT_ERFC, 0.65)
+"""The same within 2⁻¹⁶, in t = 1/(1 + 0.65·x): for what is multiplied and then rounded."""
 _DEEPEST = 8
 """The products in a row that are followed from a rounding."""
 
@@ -78,8 +84,6 @@ def _product(x: Scalar, y: Scalar) -> Scalar:
         return _times(x, y.detail)
     if x.op == "const":
         return _times(y, x.detail)
-    if x is y:
-        return x * y
     number = 1.0
     factors = []
     for each in (x, y):
@@ -87,15 +91,29 @@ def _product(x: Scalar, y: Scalar) -> Scalar:
         if is_scaled and _HOISTED[0] <= abs(each.args[1].detail) <= _HOISTED[1]:
             number *= each.args[1].detail
             each = each.args[0]
+        elif x is y:
+            return x * y
         factors.append(each)
     product = factors[0] * factors[1]
     return product if number == 1.0 else product * number
 
 
-def _erfc(x: Scalar) -> Scalar:
-    t = node("reciprocal", float32, (fma(absolute(x), const(0.5, float32), const(1.0, float32)),))
-    value = polynomial(t, *_ERFC) * t * _exponential(_times(x * x, -1.0))
-    return select(less(x, 0.0), 2.0 - value, value)
+def _erfc(
+    x: Scalar,
+    factor: float = 1.0,
+    curve: tuple[float, ...] = _ERFC,
+    slope: float = 0.5,
+) -> Scalar:
+    """erfc x times a factor; a constant that x is multiplied by costs nothing."""
+    scale = 1.0
+    if x.op == "multiply" and x.args[1].op == "const":
+        x, scale = x.args[0], x.args[1].detail
+    along = fma(absolute(x), const(slope * abs(scale), float32), const(1.0, float32))
+    t = node("reciprocal", float32, (along,))
+    power = _exponential(_times(_times(x * x, scale * scale), -1.0))
+    value = polynomial(t, *(factor * each for each in curve)) * t * power
+    is_negative = less(x, 0.0) if scale > 0 else less(0.0, x)
+    return select(is_negative, 2.0 * factor - value, value)
 
 
 FUNCTIONS: dict[str, Function] = {"exp": _exponential, "erfc": _erfc}
@@ -112,7 +130,7 @@ class _EpilogueExpander(DeviceExpander):
         if x.op == "negative" and x.dtype is float32:
             return _times(self._done[x.args[0]], -1.0)  # exp(-x²) of erfc and beside it are one
         if x.op == "multiply" and x.dtype is float32 and angle_of_half_tanh(x) is None:
-            return _product(*(self._done[arg] for arg in x.args))
+            return self._scaled_erfc(x) or _product(*(self._done[arg] for arg in x.args))
         if x.op == "divide" and x.dtype is float32:
             return node("divide", float32, tuple(self._done[arg] for arg in x.args), "short")
         return super()._expand_node(x)
@@ -122,10 +140,18 @@ class _EpilogueExpander(DeviceExpander):
         if x.dtype is not float32 or depth > _DEEPEST or angle_of_half_tanh(x) is not None:
             return self._done[x]
         if x.op == "erfc":
-            return SHORT_FUNCTIONS["erfc"](self._done[x.args[0]])
+            return _erfc(self._done[x.args[0]], 1.0, *_SHORT_CURVE)
         if x.op == "multiply":
-            return _product(*(self._rounded_next(arg, depth + 1) for arg in x.args))
+            scaled = self._scaled_erfc(x, *_SHORT_CURVE)
+            return scaled or _product(*(self._rounded_next(arg, depth + 1) for arg in x.args))
         return self._done[x]
+
+    def _scaled_erfc(self, x: Scalar, *curve: Any) -> Scalar | None:
+        """erfc times a constant, which its coefficients take; None for other products."""
+        for each, other in (x.args, reversed(x.args)):
+            if each.op == "erfc" and other.op == "const":
+                return _erfc(self._done[each.args[0]], other.detail, *curve)
+        return None
 
 
 @lru_cache(maxsize=1024)

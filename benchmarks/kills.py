@@ -1,0 +1,156 @@
+"""Random kills of processes in training: every run must end, and as an unharmed one does.
+
+    python benchmarks/kills.py --kills 100
+
+Each run trains with the trainer's recovery in four processes; one or two of them, chosen by chance,
+are killed at random moments. A run is good if it ends with code 0, if each kill had at most one
+step done again, if all that are left have the same weights, and if these are those of an unharmed
+run within rounding. With `--engine gloo` killed processes are started again, and join.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+JOB = """
+import json, os, signal, threading
+import numpy as np
+import weft as wf
+from weft import distributed
+from weft.distributed.process_group import restarts
+
+plan = json.loads(os.environ["KILLS"])
+distributed.init(os.environ["ENGINE"], timeout=60)
+generator = np.random.default_rng(0)
+x = generator.normal(size=(960, 16)).astype(np.float32)
+y = np.sin(x @ generator.normal(size=(16, 4))).astype(np.float32)
+wf.random.seed(0)
+model = wf.nn.Sequential(wf.nn.Linear(16, 64), wf.nn.Tanh(), wf.nn.Linear(64, 4))
+own, begun = distributed.rank() if not restarts() else int(os.environ["WEFT_RANK"]), 0
+
+def die():
+    with open(os.environ["OUTPUT"] + f"-killed-{own}", "a") as file:
+        print("killed", file=file, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+class Watch(wf.train.Callback):
+    writes = False
+    def on_step_begin(self, trainer):
+        global begun
+        if begun == 0 and str(own) in plan and not restarts():
+            timer = threading.Timer(plan[str(own)], die)
+            timer.daemon = True
+            timer.start()
+        begun += 1
+
+trainer = wf.train.Trainer(
+    model, "mse_loss", wf.optim.AdamW(model.parameters(), lr=0.01), strategy="data", recover=True,
+    callbacks=[Watch()], progress=False, seed=0)
+loader = wf.data.DataLoader(wf.data.ArrayDataset(x, y), batch_size=48, shuffle=True, seed=0)
+history = trainer.fit(loader, epochs=int(os.environ["EPOCHS"]), validation=(x, y))
+members = trainer.strategy.members
+weights = [p.detach().numpy() for p in model.parameters()]
+np.savez(os.environ["OUTPUT"] + f"-{own}.npz", *weights)
+if not restarts():
+    result = {"losses": members.losses, "joined": members.joined, "step": trainer.step,
+              "again": begun - trainer.step, "loss": history["val_loss"][-1]}
+    with open(os.environ["OUTPUT"] + f"-{own}.json", "w") as file:
+        json.dump(result, file)
+"""
+
+
+def run_job(folder: Path, kills: dict[int, float], options: argparse.Namespace) -> dict[str, Any]:
+    """One training with kills after so many seconds, by rank; what came of it."""
+    script, output = folder / "job.py", folder / f"run-{time.monotonic_ns()}"
+    script.write_text(JOB, encoding="utf-8")
+    environment = {
+        **os.environ, "KILLS": json.dumps(kills), "OUTPUT": str(output), "ENGINE": options.engine,
+        "EPOCHS": str(options.epochs), "OMPI_MCA_mpi_yield_when_idle": "1",
+    }  # fmt: skip
+    words = [sys.executable, "-m", "weft.cli", "launch", "-n", str(options.processes)]
+    words += ["--engine", options.engine, "--threads", "1", "--timeout", "60"]
+    words += ["--restarts", "1"] if options.engine == "gloo" else []
+    begin = time.monotonic()
+    job = subprocess.run(
+        [*words, str(script)],
+        env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    reports = [json.loads(path.read_text()) for path in folder.glob(f"{output.name}-[0-9].json")]
+    weights = sorted(folder.glob(f"{output.name}-[0-9].npz"))
+    killed = len(list(folder.glob(f"{output.name}-killed-*")))
+    return {
+        "code": job.returncode, "reports": reports, "weights": weights, "kills": killed,
+        "seconds": time.monotonic() - begin, "error": job.stderr[-2000:],
+    }  # fmt: skip
+
+
+def faults_of(run: dict[str, Any], unharmed: dict[str, Any]) -> list[str]:
+    """What is wrong with a run."""
+    import numpy as np
+
+    if run["code"] or not run["reports"]:
+        return [f"ended with {run['code']}: {run['error']}"]
+    faults = []
+    for report in run["reports"]:
+        if report["again"] > len(report["losses"]) + len(report["joined"]):
+            faults.append(f"{report['again']} steps done again in {len(report['losses'])} losses")
+        if report["step"] != unharmed["reports"][0]["step"]:
+            faults.append(f"{report['step']} steps instead of {unharmed['reports'][0]['step']}")
+    first, plain = np.load(run["weights"][0]), np.load(unharmed["weights"][0])
+    for path in run["weights"][1:]:
+        other = np.load(path)
+        if any(not np.array_equal(first[name], other[name]) for name in first.files):
+            faults.append("processes have different weights")
+    apart = max(float(np.abs(first[name] - plain[name]).max()) for name in first.files)
+    if apart > 1e-3:
+        faults.append(f"weights are {apart:.2e} from those of an unharmed run")
+    return faults
+
+
+def main() -> int:
+    """Run until so many processes were killed, or the time is over."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--engine", choices=["mpi", "gloo"], default="mpi")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="begin no run after that")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    generator, begin = random.Random(options.seed), time.monotonic()
+    killed = runs = bad = 0
+    recoveries: list[float] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        unharmed = run_job(folder, {}, options)
+        if unharmed["code"]:
+            print(unharmed["error"])
+            return 1
+        print(f"unharmed: {unharmed['reports'][0]['step']} steps, {unharmed['seconds']:.1f} s, "
+              f"loss {unharmed['reports'][0]['loss']:.6f}")  # fmt: skip
+        while killed < options.kills and time.monotonic() - begin < options.seconds:
+            victims = generator.sample(range(options.processes), generator.choice([1, 1, 2]))
+            run = run_job(folder, {rank: generator.uniform(0.0, 1.0) for rank in victims}, options)
+            faults = faults_of(run, unharmed)
+            killed, runs, bad = killed + run["kills"], runs + 1, bad + bool(faults)
+            recoveries += [s for report in run["reports"][:1] for _, s in report["losses"]]
+            shown = "; ".join(faults) or "as unharmed"
+            print(f"run {runs}: {run['kills']} of {victims} killed, {run['seconds']:.1f} s, "
+                  f"{shown}", flush=True)  # fmt: skip
+    slowest = max(recoveries, default=0.0)
+    print(f"{killed} kills in {runs} runs: {runs - bad} good, {bad} bad; "
+          f"{len(recoveries)} recoveries, the slowest {slowest:.2f} s")  # fmt: skip
+    return bool(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

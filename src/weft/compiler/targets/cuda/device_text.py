@@ -1,0 +1,74 @@
+"""Kernels for cards that are written in LLVM's language: what the loop language does not say.
+
+A block's threads, its shared memory and its barrier are the card's own; the rest is the builder's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from weft.compiler.targets.cuda.code import compiled_text
+from weft.compiler.targets.cuda.device import Device
+from weft.compiler.targets.cuda.emit import LAYOUT
+from weft.compiler.targets.cuda.machine import TRIPLE
+from weft.compiler.targets.cuda.modules import Function, Module
+from weft.compiler.targets.cuda.teams import DECLARATIONS
+from weft.compiler.targets.llvm.ir_builder import IRBuilder
+from weft.core.records import frozen
+
+__all__ = ["DeviceBuilder", "TextKernel", "load_text_kernel"]
+
+
+@frozen(slots=False)
+class TextKernel:
+    """A kernel as a module in LLVM's language."""
+
+    name: str
+    text: str
+    threads: int
+    parameters: int  # how many: pointers, and integers of 64 bits
+
+
+class DeviceBuilder(IRBuilder):
+    """A kernel's function; parameters are pointers and integers of 64 bits."""
+
+    def __init__(self, name: str, parameters: Sequence[str], threads: int) -> None:
+        super().__init__(name, parameters)
+        self.name, self.threads = name, threads
+        self.symbol = f"@{name}"
+        self.head = (
+            f"define ptx_kernel void @{name}({', '.join(parameters)}) "
+            f'nounwind "nvvm.maxntid"="{threads}" {{'
+        )
+        self._globals: list[str] = []
+        self.thread = self._special("tid")
+        self.block_number = self._special("ctaid")
+
+    def _special(self, name: str) -> str:
+        found = self.put(f"call i32 @llvm.nvvm.read.ptx.sreg.{name}.x()", "i32")
+        return self.put(f"zext i32 {found} to i64")
+
+    def shared_array(self, kind: str, count: int) -> str:
+        """The address of shared memory for so many values of a type."""
+        name = f'@"{self.name}.shared{len(self._globals)}"'
+        self._globals.append(
+            f"{name} = internal addrspace(3) global [{count} x {kind}] poison, align 16"
+        )
+        return self.put(f"addrspacecast ptr addrspace(3) {name} to ptr", "ptr")
+
+    def wait(self) -> None:
+        """No thread goes on before all of the block are here."""
+        self.do("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
+
+    def kernel(self) -> TextKernel:
+        """The finished kernel."""
+        header = (f'target datalayout = "{LAYOUT}"', f'target triple = "{TRIPLE}"')
+        parts = (*header, *self._globals, *DECLARATIONS, *sorted(self.declared), self.definition)
+        return TextKernel(self.name, "\n".join([*parts, ""]), self.threads, len(self.parameters))
+
+
+@cache
+def load_text_kernel(kernel: TextKernel, device: Device) -> Function:
+    """The kernel's function on a card."""
+    return Module(device, compiled_text(device, kernel.text)).function(kernel.name)
