@@ -324,3 +324,26 @@ def test_a_number_where_axes_are_needed_is_refused(name: str) -> None:
         WITHOUT_AXES[name]()
     assert caught.value.op in name
     assert "axes" in caught.value.problem
+
+
+def test_batch_norm_has_the_derivatives_of_its_plain_form_in_both_modes_and_twice() -> None:
+    rng = np.random.default_rng(0)
+    shapes = ((4, 3, 5), (3,), (3,), (4, 3, 5))
+    x, w, b, direction = (wf.tensor(rng.normal(size=shape)) for shape in shapes)
+    x = x + 100.0  # far from zero: nothing may cancel
+
+    def plain(x: wf.Tensor) -> wf.Tensor:
+        mean = wf.mean(x, axis=(0, 2), keepdims=True)
+        var = wf.mean(wf.square(x - mean), axis=(0, 2), keepdims=True)
+        return (x - mean) * wf.rsqrt(var + 1e-5) * w.reshape(3, 1) + b.reshape(3, 1)
+
+    def layer(x: wf.Tensor) -> wf.Tensor:
+        return wf.nn.functional.batch_norm(x, None, None, w, b, training=True)
+
+    def derivatives(f: Any) -> list[Any]:
+        once = wf.grad(lambda x: wf.sin(f(x)).sum())
+        twice = wf.grad(lambda x: (once(x) * direction).sum())
+        return [once(x), twice(x), wf.jvp(f, (x,), (direction,))[1]]
+
+    for found, wanted in zip(derivatives(layer), derivatives(plain), strict=True):
+        np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=1e-9, atol=1e-11)

@@ -85,6 +85,13 @@ CASES = {
     "three axes": Case(
         1, 64, 64, (4, 3, 5), (2, 3, 2), (1, 1, 2), ((1, 0), (1, 1), (0, 1)), (1, 1, 1)
     ),
+    "each channel alone": square(3, 72, 72, 7, 3, padding=1, groups=72),
+    "each channel alone with a stride": square(2, 16, 16, 8, 3, 2, 1, groups=16),
+    "each channel alone with holes": square(2, 5, 5, 9, 3, 2, 3, 2, groups=5),
+    "each channel alone along one axis": Case(
+        2, 12, 12, (21,), (4,), (1,), ((3, 0),), (1,), groups=12
+    ),
+    "groups": square(2, 32, 64, 5, 3, padding=1, groups=4),
     "sums in parts": square(4, 64, 64, 24, 3, padding=1),
 }  # fmt: skip
 

@@ -24,9 +24,6 @@ from weft.ir.affine_index import Affine
 from weft.ir.graph import GraphNode, Variable
 from weft.ir.primitive import PRIMITIVES, Primitive
 
-VECTOR = 4
-"""Columns that a thread sums at once."""
-
 
 def accumulation_dtype(dtype: DType) -> DType:
     """The dtype that values are accumulated in: 16-bit floats in float32."""
@@ -72,12 +69,12 @@ def chunk_lines(node: GraphNode, rows: int, limits: FusionLimits) -> int:
     As many as leave chunks for all threads.
     """
     shape, last = node.operands[0].type.shape, _last_summed_axis(node)
-    if limits.chunk_vectors == 0 or last < 1 or shape[last] != rows or shape[last - 1] == 1:
+    if limits.chunk_elements == 0 or last < 1 or shape[last] != rows or shape[last - 1] == 1:
         return 1
     count, before = size(shape), shape[last - 1]
     if not isinstance(count, int) or not isinstance(before, int):
         return 1
-    most = count // (VECTOR * rows * limits.chunk_vectors)
+    most = count // (rows * limits.chunk_elements)
     return max([lines for lines in range(1, before + 1) if before % lines == 0 and lines <= most],
                default=1)  # fmt: skip
 

@@ -84,9 +84,9 @@ class FusionLimits:
     """Rows of a chunk at least: fewer write as much as they save."""
     most_chunk_rows: int = 64
     """Rows of a chunk at most: more leave too few chunks for the threads."""
-    chunk_vectors: int = 0
-    """Vectors of columns that all chunks together have at least, where chunks go over two axes;
-    0: they go over the last axis alone."""
+    chunk_elements: int = 0
+    """Sums that all chunks together have at least, where chunks go over two axes; 0: they go over
+    the last axis alone."""
     chunked_rows: int = 64
     """Rows from which sums over them are made in chunks."""
     chunked_columns: int = 16

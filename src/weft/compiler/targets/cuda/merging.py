@@ -81,12 +81,12 @@ def _place_to_join(loop: Accumulate, before: Sequence[Statement]) -> int | None:
 
 def _with_index(update: Update, known: dict[Scalar, Scalar]) -> Update:
     """An update of another loop's index."""
-    moved = {
-        name: substitute_scalars(part, known)
-        for name, part in (("value", update.value), ("init", update.init), ("times", update.times))
-        if part is not None
-    }
-    return replace(update, **moved)
+    value = substitute_scalars(update.value, known)
+    init, times = (
+        None if part is None else substitute_scalars(part, known)
+        for part in (update.init, update.times)
+    )
+    return replace(update, value=value, init=init, times=times)
 
 
 MOST_LOADS = 16

@@ -74,7 +74,7 @@ CUDA_LIMITS = Limits(
         chunk_rows=64,
         fewest_chunk_rows=4,
         most_chunk_rows=128,
-        chunk_vectors=1 << 16,
+        chunk_elements=1 << 18,
         recomputed_reads=2,
         stores_narrow_floats=True,
     ),

@@ -15,6 +15,7 @@ from math import prod
 
 from weft.compiler.graph_passes.channels_last_primitives import CHANNELS_LAST, WITH_CHANNELS_LAST
 from weft.compiler.plan.launch import Kind, Launch, Value, one
+from weft.compiler.targets.cuda.convolution.depthwise import depthwise_launches, is_depthwise
 from weft.compiler.targets.cuda.convolution.folding import Fold
 from weft.compiler.targets.cuda.convolution.implicit import STEP_CHANNELS
 from weft.compiler.targets.cuda.convolution.parts import weight_gradient_cut
@@ -48,16 +49,20 @@ _CHANNEL_STEP = 8
 
 
 def is_convolution(node: GraphNode) -> bool:
-    """Whether a convolution, or a gradient of one, becomes a product: all but grouped ones."""
+    """Whether a convolution, or a gradient of one, has launches of the card's own.
+
+    One group is a product, and so many groups as channels are sums of each; others are loops.
+    """
     if node.primitive not in WITH_CHANNELS_LAST and node.primitive not in CHANNELS_LAST:
-        return False
-    if "groups" not in node.params or node.params["groups"] != 1:
         return False
     kinds = [atom.type for atom in (*node.operands, *node.results)]
     dims = [dim for kind in kinds for dim in kind.shape]
-    return all(kind.dtype in MULTIPLIED for kind in kinds) and all(
+    is_known = all(kind.dtype in MULTIPLIED for kind in kinds) and all(
         isinstance(dim, int) and dim > 0 for dim in dims
     )
+    if not is_known or "groups" not in node.params:
+        return False
+    return node.params["groups"] == 1 or is_depthwise(node)
 
 
 def convolution_launches(
@@ -67,6 +72,8 @@ def convolution_launches(
 
     Without `reads_windows`, the card has no bulk copies of windows.
     """
+    if is_depthwise(node):
+        return depthwise_launches(node)
     sizes, direction = sizes_of(node), direction_of(node)
     if not reads_windows:
         return window_launches(node)
