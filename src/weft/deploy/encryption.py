@@ -87,18 +87,20 @@ def load_encrypted(
         return tensors
     names = sorted(like.state_dict())
     if len(names) != len(tensors):
-        raise _refused(path, f"it holds {len(tensors)} tensors, and the module {len(names)}")
+        raise _unreadable_file(
+            path, f"it holds {len(tensors)} tensors, and the module {len(names)}"
+        )
     return dict(zip(names, [tensors[each] for each in sorted(tensors)], strict=True))
 
 
 def _opened_pieces(cipher: Any, data: bytes, path: Any) -> Iterator[bytes]:
     invalid = import_module("cryptography.exceptions").InvalidTag
     if len(data) < HEADER.size or not data.startswith(MAGIC):
-        raise _refused(path, "it is no encrypted file of Weft")
+        raise _unreadable_file(path, "it is no encrypted file of Weft")
     header, (_, _, length) = data[: HEADER.size], HEADER.unpack_from(data)
     count = max(1, -(-length // PIECE))
     if len(data) != HEADER.size + length + count * TAG_BYTES:
-        raise _refused(path, "it is cut off, or longer than it says")
+        raise _unreadable_file(path, "it is cut off, or longer than it says")
     sealed_piece = PIECE + TAG_BYTES
     for number in range(count):
         start = HEADER.size + number * sealed_piece
@@ -106,7 +108,9 @@ def _opened_pieces(cipher: Any, data: bytes, path: Any) -> Iterator[bytes]:
         try:
             yield cipher.decrypt(nonce, data[start : start + sealed_piece], names)
         except invalid:
-            raise _refused(path, "the key is another one, or the file was changed") from None
+            raise _unreadable_file(
+                path, "the key is another one, or the file was changed"
+            ) from None
 
 
 def _seal_names(header: bytes, number: int, is_last: bool) -> tuple[bytes, bytes]:
@@ -190,7 +194,7 @@ def _decoded_text(text: str) -> bytes | None:
         return None
 
 
-def _refused(path: Any, why: str) -> wf.ArgumentError:
+def _unreadable_file(path: Any, why: str) -> wf.ArgumentError:
     return wf.ArgumentError(
         "load_encrypted",
         f"the file cannot be opened: {why}",

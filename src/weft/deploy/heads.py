@@ -197,9 +197,9 @@ def _attentions(net: wf.nn.Module) -> Iterator[_Attention]:
             continue
         seen.add(id(module))
         if isinstance(module, wf.nn.MultiheadAttention):
-            yield _multihead(name, module)
+            yield _multihead_parts(name, module)
         elif isinstance(getattr(module, "heads", None), int):
-            known = _projected(name, module) or _joint(name, module)
+            known = _four_projections(name, module) or _joint_projection(name, module)
             known = known or _with_output_beside(name, module, modules)
             if known is not None:
                 yield known
@@ -221,7 +221,7 @@ def _counts(module: Any) -> tuple[str, ...]:
     return ("heads", "kv_heads") if hasattr(module, "kv_heads") else ("heads",)
 
 
-def _projected(name: str, module: Any) -> _Attention | None:
+def _four_projections(name: str, module: Any) -> _Attention | None:
     """Four projections in one module: Llama's, CLIP's, Whisper's."""
     out = getattr(module, "o_proj", None) or getattr(module, "out_proj", None)
     layers = [getattr(module, each, None) for each in ("q_proj", "k_proj", "v_proj")]
@@ -234,7 +234,7 @@ def _projected(name: str, module: Any) -> _Attention | None:
     )
 
 
-def _joint(name: str, module: Any) -> _Attention | None:
+def _joint_projection(name: str, module: Any) -> _Attention | None:
     """Queries, keys and values of one product: GPT's."""
     joint, out = getattr(module, "c_attn", None), getattr(module, "c_proj", None)
     if joint is None or out is None:
@@ -256,7 +256,7 @@ def _with_output_beside(
     return _Attention(name, module, ("heads",), tuple(into), (values, 0), _linear_parts(out, 1)[0])
 
 
-def _multihead(name: str, module: Any) -> _Attention:
+def _multihead_parts(name: str, module: Any) -> _Attention:
     """`nn.MultiheadAttention`, with one weight for all three projections or with three."""
     segments = tuple(module.projected_widths)
     into: list[_Part] = []

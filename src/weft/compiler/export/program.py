@@ -171,15 +171,16 @@ def exported_program(
 def without_names(program: ExportedProgram) -> ExportedProgram:
     """The program with numbers for names of weights and state; inputs and outputs keep theirs."""
 
-    def numbered(port: Port, stem: str, number: int) -> Port:
+    def numbered_port(port: Port, stem: str, number: int) -> Port:
         return replace(port, name=f"{stem}_{number}", title=f"{stem}_{number}")
 
     weights = [
-        replace(each, port=numbered(each.port, "weight", n))
+        replace(each, port=numbered_port(each.port, "weight", n))
         for n, each in enumerate(program.weights)
     ]
     states = [
-        replace(each, port=numbered(each.port, "state", n)) for n, each in enumerate(program.states)
+        replace(each, port=numbered_port(each.port, "state", n))
+        for n, each in enumerate(program.states)
     ]
     return replace(program, weights=tuple(weights), states=tuple(states), is_stripped=True)
 

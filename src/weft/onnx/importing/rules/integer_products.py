@@ -40,7 +40,7 @@ class Quantised:
         """Whether one scale is for all."""
         return self.scale.ndim == 0 or self.scale.shape == (1,)
 
-    def turned(self) -> Quantised:
+    def transpose(self) -> Quantised:
         """The same of the transposed matrix."""
         return Quantised(self.numbers.T, self.scale, self.zero, 1 - self.axis)
 

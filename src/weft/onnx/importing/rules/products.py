@@ -22,7 +22,7 @@ def matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
 @rule("Gemm")
 def gemm(call: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
     """alpha a b + beta c, with either matrix transposed."""
-    whole = integer_matmul(_turned(call, "transA", a), _turned(call, "transB", b))
+    whole = integer_matmul(_origin_in_order(call, "transA", a), _origin_in_order(call, "transB", b))
     product = whole
     if product is None:
         product = wf.matmul(a.T if call["transA"] else a, b.T if call["transB"] else b)
@@ -33,10 +33,10 @@ def gemm(call: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
     return product + (c if call["beta"] == 1.0 else (call["beta"] * c).astype(a.dtype))
 
 
-def _turned(call: Call, attribute: str, value: Tensor) -> Quantised | None:
+def _origin_in_order(call: Call, attribute: str, value: Tensor) -> Quantised | None:
     """What an operand was dequantised from, transposed where the node says so."""
     origin = origin_of(call, value)
-    return origin.turned() if origin is not None and call[attribute] else origin
+    return origin.transpose() if origin is not None and call[attribute] else origin
 
 
 @rule("Einsum")
