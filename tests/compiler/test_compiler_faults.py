@@ -588,7 +588,7 @@ FAULTS: list[Fault] = [
         "a chunk of rows is summed from its neighbour's rows",
         grouping,
         "chunk_index",
-        lambda f: lambda own, node, rows, loop: f(own, node, rows - 1, loop),
+        lambda f: lambda own, node, rows, *rest: f(own, node, rows - 1, *rest),
         agrees(lambda x, w: (wf.tanh(x @ w)).sum(axis=0), BIG, WIDE),
     ),
     # --- movement
