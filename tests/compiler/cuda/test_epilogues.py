@@ -35,7 +35,7 @@ def test_a_product_gives_with_what_follows_it_what_references_give(
 
 
 def test_random_epilogues_give_what_references_give(card: HostCard) -> None:
-    assert sum(check_random(seed) for seed in range(24)) >= 12
+    assert sum(check_random(seed) for seed in range(12)) >= 6
 
 
 def _two_layers(x: wf.Tensor, w: wf.Tensor, v: wf.Tensor) -> list[wf.Tensor]:
