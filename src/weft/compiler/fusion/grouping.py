@@ -22,6 +22,7 @@ from itertools import count, islice
 from weft.compiler.fusion.aliases import shares_memory
 from weft.compiler.fusion.costs import usual_bytes
 from weft.compiler.fusion.element_reads import Accesses, Loads
+from weft.compiler.fusion.readers import further_reader_counts, reader_counts
 from weft.compiler.fusion.split_reduction import chunk_index, chunk_lines, chunk_rows, halves
 from weft.compiler.targets.limits import FusionLimits
 from weft.core.dtypes import bfloat16, float16
@@ -215,7 +216,9 @@ class _Grouping:
         self.producer = {v: node for node in graph.nodes for v in node.results}
         self.joined_parts = {n.operands[0] for n in graph.nodes if n.primitive is of_parts}
         """The joins that are complex numbers: their parts are best stored side by side."""
-        self.readers = _readers(graph)
+        self.readers = reader_counts(graph)
+        self.further = further_reader_counts(graph, self.readers)
+        """How many more read a value that is widened than its conversions are."""
         self.inputs, self.outputs = set[Atom](graph.inputs), set[Atom](graph.outputs)
         self.floors: dict[Atom, int] = {}
         self.dear: set[Atom] = set()
@@ -360,7 +363,7 @@ class _Grouping:
         limits = self.limits
         near = self.last_read.get(variable, place) - place <= limits.cached_distance
         sources = self._whole_sources(node, stored)
-        if readers > 1 and len(sources) > limits.recomputed_reads:
+        if readers > 1 and self._reads_too_many(variable, len(sources)):
             reason = f"{readers} readers, and {len(sources)} values to read for each"
             self._store_narrow(node, reason, stored, cost)
             return
@@ -387,6 +390,15 @@ class _Grouping:
             self.nested[variable] = nested
             self.weights[variable] = self._weight(node)
             self.dear.update([variable] if dear else ())
+
+    def _reads_too_many(self, variable: Variable, sources: int) -> bool:
+        """Whether more is read where each reader computes a value again than where it is stored.
+
+        Storing reads its sources once, and writes and reads the value.
+        """
+        readers = self.readers.get(variable, 0) + self.further.get(variable, 0)
+        is_more = readers * sources > sources + 1 + readers
+        return sources > self.limits.recomputed_reads and is_more
 
     def _whole_sources(self, node: GraphNode, stored: Container[Atom]) -> frozenset[Atom]:
         """The stored values of as many elements that a node's expression reads."""
@@ -549,15 +561,6 @@ def _why_read(node: GraphNode) -> str:
 
 def _is_many(atom: Atom) -> bool:
     return any(dim != 1 for dim in atom.type.shape)
-
-
-def _readers(graph: Graph) -> dict[Variable, int]:
-    counts: dict[Variable, int] = {}
-    for node in graph.nodes:
-        for atom in set(node.operands):
-            if isinstance(atom, Variable):
-                counts[atom] = counts.get(atom, 0) + 1
-    return counts
 
 
 def counting_index(shape: Shape, first: int) -> Index:
