@@ -177,6 +177,26 @@ def test_a_metric_that_fits_no_target_is_refused() -> None:
         build_program(read_settings(settings))
 
 
+def test_nothing_is_learned_from_the_rows_that_are_held_out(tmp_path: Path) -> None:
+    rows = [f"a,{number},{number % 2},{number}" for number in range(8)]
+    rows += ["late,1000,1,8", "late,1000,0,9"]
+    (tmp_path / "rows.csv").write_text("\n".join(["item,price,click,time", *rows]))
+    settings = {
+        "task": "recommender", "model": {"kind": "deepfm", "width": 2},
+        "data": {"source": "csv", "path": "rows.csv", "order": "time", "validation": 0.2},
+        "features": {"item": {"kind": "category"}, "price": {"kind": "number"}},
+        "targets": {"click": {}},
+    }  # fmt: skip
+    program = build_program(read_settings(settings), tmp_path)
+    learned = program.learned["features"]["learned"]
+    assert learned["item"] == ["a"]
+    assert learned["price"][0] == 3.5
+    dense, ids, target = next(iter(program.parts["validation_data"]))
+    assert ids.tolist() == [[1], [1]]  # the row of unknown cells
+    assert target.tolist() == [1.0, 0.0]
+    assert dense.min().item() > 100
+
+
 # --- training ------------------------------------------------------------------------------------
 
 
