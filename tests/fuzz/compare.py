@@ -226,7 +226,7 @@ class _Judge:
                 found, _plain(wide if eager is None else eager), wide, noisy, factor
             )
             # what overflows in a narrower dtype, or on the way there, is no number
-            most = np.max(np.abs(wide), initial=0.0, where=np.isfinite(wide))
+            most = max(_most_finite(_plain(each)) for each in self.runs[0])
             beyond = (np.abs(wide) > largest / 4) | (~np.isfinite(found) & (most > largest**0.5))
             # and so is what is made of numbers so small that their inverses, multiplied, do
             beyond |= ~np.isfinite(found) & (np.abs(wide) < largest**-0.75)
@@ -250,6 +250,11 @@ class _Judge:
         endless = np.isinf(wide) & np.logical_and.reduce([each == wide for each in noisy])
         places |= endless & (eager == wide) & (found != wide)
         return np.asarray(places)
+
+
+def _most_finite(x: Array) -> float:
+    """The greatest number of an output, which may be what another one is made of."""
+    return float(np.max(np.abs(x), initial=0.0, where=np.isfinite(x)))
 
 
 def _described(places: Array, found: Array, wide: Array) -> str | None:
