@@ -6,7 +6,7 @@ WORKERS ?= 2
 EXAMPLES ?= 200
 PROGRAMS ?= 1000
 # The most cases of one test that `make quick` runs.
-FEW ?= 4
+FEW ?= 2
 SEED ?= 0
 MINUTES ?= 60
 # The versions of Python that `make test-pythons` runs tests on, and which tests.
@@ -61,7 +61,7 @@ test: $(VENV)  ## all tests, then parts of them in the checking mode, without sh
 coverage: $(VENV)  ## the quick tests with coverage of the library, which must be 90 % at least
 	.venv/bin/python -m pytest -q -n $(WORKERS) -m "not slow" --cov --cov-report=term
 
-quick: $(VENV)  ## for the loop of a developer: all tests but the slow ones, of each with many cases four; FEW=1000 for all cases
+quick: $(VENV)  ## for the loop of a developer: all tests but the slow ones, of each with many cases two; FEW=1000 for all cases
 	.venv/bin/python -m pytest -q -n $(WORKERS) -m "not slow" --few $(FEW)
 
 test-pythons:  ## the tests of `make quick` on Python 3.11 to 3.14, where they are to be had; PYTHONS="3.13" TESTS="tests/core"

@@ -250,6 +250,7 @@ def test_second_derivatives_agree_with_differences() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_bias_gets_a_gradient() -> None:
     q, k, v = (wf.asarray(x) for x in drawn("groups"))
     bias = wf.asarray(np.random.default_rng(2).normal(size=(4, 33, 70)))

@@ -147,6 +147,7 @@ def test_numbers_with_names_in_loops_and_choices() -> None:
     agree(f, numbers((5,)), numbers((4, 5), seed=1), rough=10.0)
 
 
+@pytest.mark.slow
 def test_derivatives_and_batches_agree_with_eager_ones() -> None:
     def loss(z: wf.Tensor, w: wf.Tensor) -> wf.Tensor:
         return (wf.abs(wf.exp(z @ w) / (2 + z)) ** 2).sum() + wf.real(wf.sqrt(w)).sum()

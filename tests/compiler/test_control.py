@@ -206,6 +206,7 @@ def test_choices_by_row_and_their_gradients() -> None:
 # --- inside each other -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_loops_and_choices_inside_each_other() -> None:
     def inner(x: Tensor, xs: Tensor) -> Any:
         return wf.scan(lambda c, y: (c * 0.5 + wf.sin(y), c), x, xs)
@@ -323,6 +324,7 @@ def train(weights: dict[str, Tensor], tokens: Tensor) -> Tensor:
     return loss
 
 
+@pytest.mark.slow
 def test_training_a_recurrent_network_agrees_with_doing_it_eagerly() -> None:
     tokens = wf.asarray(np.random.default_rng(1).integers(0, 11, (8, 3)))
     eager, compiled = lstm_weights(11, 6), lstm_weights(11, 6)

@@ -264,6 +264,7 @@ def test_short_floats_are_computed_in_float32(dtype: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_compiled_training_step_agrees_with_the_eager_one() -> None:
     def loss(x: Any, v: Any, w: Any) -> Any:
         y = wf.max_pool2d(wf.relu(wf.conv2d(x, v, padding=1)), 3, stride=2, padding=1)

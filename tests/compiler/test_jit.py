@@ -118,6 +118,7 @@ def test_a_checkpoint_with_random_numbers_leaves_the_generator_alone() -> None:
     assert wf.random.uniform((2,)).tolist() == following
 
 
+@pytest.mark.slow
 def test_many_sizes_cost_two_compilations(rng: np.random.Generator) -> None:
     def f(x: wf.Tensor, w: wf.Tensor) -> wf.Tensor:
         return wf.softmax(x @ w).sum(axis=0) / x.shape[0]

@@ -606,6 +606,7 @@ def test_long_chains_are_walked_without_recursion() -> None:
 # --- the same results, on programs drawn at random ---------------------------------------------
 
 
+@pytest.mark.slow
 @given(programs())
 def test_optimized_programs_compute_the_same(drawn: tuple[Program, Arguments]) -> None:
     f, xs = drawn

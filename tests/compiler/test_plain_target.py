@@ -91,6 +91,7 @@ def test_a_plan_means_the_same_for_both_targets(name: str) -> None:
     assert kind in compare(f, numbers(*shape))
 
 
+@pytest.mark.slow
 def test_a_small_convolution_and_its_gradients_are_loops() -> None:
     def loss(x: wf.Tensor, w: wf.Tensor) -> wf.Tensor:
         return (wf.conv2d(x, w) ** 2).sum()

@@ -146,6 +146,7 @@ def graphs(draw: st.DrawFn) -> list[Task]:
     return tasks
 
 
+@pytest.mark.slow
 @given(graphs(), st.lists(st.integers(0, 1000), min_size=25, max_size=25))
 def test_every_schedule_can_be_run_and_needs_no_more_memory(
     tasks: list[Task], bytes_: list[int]

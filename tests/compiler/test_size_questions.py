@@ -219,6 +219,7 @@ def test_what_is_empty_for_some_sizes_is_refused_for_them() -> None:
             f(wf.ones((n,)))
 
 
+@pytest.mark.slow
 def test_questions_of_the_library_itself_compile_nothing_more(rng: np.random.Generator) -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 4))
     heads = nn.MultiheadAttention(4, 2)

@@ -154,6 +154,7 @@ def _row_step(table: Any, optimizer: Any, index: wf.Tensor) -> None:
     optimizer.step(rows=[wf.optim.Rows(table, index, rows.grad)])
 
 
+@pytest.mark.slow
 def test_a_token_step_does_not_copy_the_cache() -> None:
     net = GPT(GPTConfig(vocabulary=11, width=16, layers=3, heads=2, context=32)).eval()
     cache, last, key = net.new_cache(1, 32), wf.tensor([1]), wf.random.key(0)

@@ -225,6 +225,7 @@ def test_a_number_that_may_not_hide_enough_is_left_alone() -> None:
     assert names(optimize(wf.ir.trace(f, *kinds), CPU))["attention"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("any_size")
 def test_rows_that_see_nothing_stay_nan() -> None:
     def f(q: Any, k: Any, v: Any, seen: Any) -> Any:

@@ -336,6 +336,7 @@ def test_few_programs_serve_many_sizes() -> None:
     assert 1 <= len(_compilations(scaled.__wrapped__, ()).compilations) <= OWN_SIZES + 2  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_function_of_ever_new_settings_goes_on_by_reference() -> None:
     @unit
     def offset(x: wf.Tensor, by: float) -> wf.Tensor:
@@ -346,6 +347,7 @@ def test_a_function_of_ever_new_settings_goes_on_by_reference() -> None:
     assert len(_compilations(offset.__wrapped__, ()).compilations) == eager.SETTINGS  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_threads_share_units() -> None:
     faults: list[str] = []
 

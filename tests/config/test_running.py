@@ -221,6 +221,7 @@ def test_every_task_learns_something() -> None:
     assert result.sample.startswith("KING")
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_ends_with_the_same_bits(tmp_path: Path) -> None:
     settings = clicks("wide_deep", dropout=0.1)
     whole = wf.config.train(settings, [f"train.folder={tmp_path / 'whole'}"])
@@ -309,6 +310,7 @@ def test_a_sweep_that_was_interrupted_goes_on(tmp_path: Path) -> None:
         sweep(swept(tmp_path / "parts", trials=3, seed=1, space=space))
 
 
+@pytest.mark.slow
 def test_a_trial_that_fails_is_told_and_others_go_on(tmp_path: Path) -> None:
     settings = {
         "task": "language_model", "data": {"source": "text", "path": "text.txt"},

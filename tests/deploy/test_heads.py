@@ -94,6 +94,7 @@ def test_a_head_that_nothing_reads_is_not_missed(name: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_pruned_language_model_generates_with_its_smaller_cache() -> None:
     for make in (NETS["llama"][0], NETS["gpt"][0]):
         wf.random.seed(0)
@@ -104,6 +105,7 @@ def test_a_pruned_language_model_generates_with_its_smaller_cache() -> None:
         assert int(net(whole)[0, -1].argmax()) == int(written[-1])
 
 
+@pytest.mark.slow
 def test_pruning_tuning_and_measuring_are_told() -> None:
     wf.random.seed(0)
     net: Any = models.ViT(models.ViTConfig(8, 4, 1, 16, 24, 1, 4, 2))

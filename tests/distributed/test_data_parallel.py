@@ -138,6 +138,7 @@ def test_a_trainer_of_two_processes_does_what_one_does(
                 )
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_two_processes_is_resumed_by_one_and_by_three(tmp_path: Any) -> None:
     folders = [tmp_path / "two", tmp_path / "copy"]
     for folder in folders:
@@ -287,6 +288,7 @@ def test_local_steps_need_gradients_that_are_not_shared() -> None:
     distributed.run_threads(run_rank, 2)
 
 
+@pytest.mark.slow
 def test_a_gpt_with_split_parameters_is_trained_as_a_whole_one() -> None:
     """Its blocks are split one by one, its embeddings, which the head uses too, as one."""
     tokens = np.random.default_rng(3).integers(0, 11, (4, 6))

@@ -103,6 +103,7 @@ def _loss(model: Any, x: wf.Tensor, y: wf.Tensor) -> wf.Tensor:
     return ((outputs + x - y) ** 2).mean() + 0.01 * routing.balance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "capacity_factor"), [(2, 0.5), (4, 1.0)])
 def test_experts_on_processes_compute_and_train_as_on_one(
     size: int, capacity_factor: float | None
@@ -139,6 +140,7 @@ def test_experts_on_processes_compute_and_train_as_on_one(
                 assert state[name].shape == value.shape
 
 
+@pytest.mark.slow
 def test_a_trainers_checkpoint_of_divided_experts_is_read_by_one_process(tmp_path: Any) -> None:
     def fit(folder: Any, strategy: str | None, epochs: int) -> dict[str, np.ndarray]:
         model = wf.nn.Sequential(_layer(capacity_factor=None), wf.nn.Linear(6, 6))

@@ -280,6 +280,7 @@ def test_a_partitioned_training_step_makes_the_same_updates(name: str) -> None:
         assert_close(found, plain, 2e-4)
 
 
+@pytest.mark.slow
 def test_divided_state_takes_a_share_of_the_memory_on_each_device() -> None:
     mesh, plan = PLANS["zero"]
     net, optimizer = small_gpt()

@@ -34,6 +34,7 @@ def step(net: Any, optimizer: Any, x: wf.Tensor) -> wf.Tensor:
     return loss
 
 
+@pytest.mark.slow
 def test_every_mesh_is_looked_at_and_the_fastest_is_chosen() -> None:
     found = plan(step, *network(), wf.ones((64, 32)), devices=4)
     meshes = {tuple(choice.mesh.axes.values()) for choice in found.choices}
@@ -44,6 +45,7 @@ def test_every_mesh_is_looked_at_and_the_fastest_is_chosen() -> None:
     assert "chosen" in str(found)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_not_chosen() -> None:
     arguments = (*network(), wf.ones((8, 32)))
     free = plan(step, *arguments, devices=2)
@@ -188,6 +190,7 @@ def test_measured_costs_are_positive_and_the_same_on_all_processes() -> None:
     assert min(first.bandwidth, first.latency, first.flops, first.memory, first.overhead) > 0
 
 
+@pytest.mark.slow
 def test_the_command_measures_and_keeps_what_it_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,6 +106,7 @@ def test_every_instruction_agrees_with_its_reference(tmp_path: Path) -> None:
         agree(library, kernel, inputs, precise if is_function else 0.0)
 
 
+@pytest.mark.slow
 def test_every_cast_agrees_with_its_reference(tmp_path: Path) -> None:
     pairs = [(a, b) for a in REAL for b in REAL if a is not b]
     kernels = [elementwise(f"{b}_of_{a}", [a], lambda x, b=b: scalars.cast(x, b)) for a, b in pairs]

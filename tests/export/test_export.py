@@ -394,6 +394,7 @@ def documented(language: str) -> str:
     return page.split(f"```{language}\n")[1].split("```")[0]
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("language", ["rust", "go"])
 def test_the_documented_program_of_another_language_calls_the_library(

@@ -149,6 +149,7 @@ def test_a_program_in_c_takes_every_size(name: str, tmp_path: Path) -> None:
     assert check.largest_difference < 1e-4
 
 
+@pytest.mark.slow
 def test_the_largest_sizes_have_the_bits_of_a_program_for_them(tmp_path: Path) -> None:
     f, arguments, largest = a_convolutional_network()
     several = wf.export(f, arguments, tmp_path / "several", sizes=largest)

@@ -54,6 +54,7 @@ def step(session: wf.Session, x: Any) -> float:
     return float(loss.item())
 
 
+@pytest.mark.slow
 def test_a_graph_from_a_file_goes_on_training_where_it_was(tmp_path: Path) -> None:
     path = tmp_path / "model.weft"
     expected = trained(path)

@@ -312,6 +312,7 @@ Lily was sad and didn't know what to do. She said, "I'm sorry, Lily. I didn't kn
 Lily didn't want to help her mom, so she"""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not STORIES.exists(), reason="the model is not here")
 def test_stories260k_goes_on_byte_for_byte() -> None:
     net = models.load_llama2c(STORIES / "stories260K.bin")
@@ -329,6 +330,7 @@ def test_stories260k_goes_on_byte_for_byte() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not STORIES.exists(), reason="the model is not here")
 def test_stories260k_is_the_same_from_a_folder(tmp_path: Path) -> None:
     net = models.load_llama2c(STORIES / "stories260K.bin")

@@ -47,6 +47,7 @@ def gpt2_tables() -> tuple[dict[str, int], list[tuple[str, str]]]:
     return {written(piece): rank for piece, rank in ranks.items()}, merges
 
 
+@pytest.mark.slow
 @here
 def test_hard_strings_have_gpt2s_tokens(tmp_path: Path) -> None:
     vocabulary, merges = gpt2_tables()

@@ -79,6 +79,7 @@ def test_the_page_is_drawn_collapsed_and_opens(page: Path) -> None:
     assert "hot kernels, by measured time" in closed
 
 
+@pytest.mark.slow
 def test_kernels_can_be_coloured_by_time_and_what_is_found_is_shown(page: Path) -> None:
     html = browse(page, "2,time,find=reduce_sum", "--dump-dom")
     assert "color-mix(in srgb, #e03131" in html
@@ -86,6 +87,7 @@ def test_kernels_can_be_coloured_by_time_and_what_is_found_is_shown(page: Path) 
     assert re.search(r'class="node [^"]*hot', html)
 
 
+@pytest.mark.slow
 def test_the_picture_is_not_blank(page: Path) -> None:
     shot = page.parent / "shot.png"
     browse(page, "0", f"--screenshot={shot}")

@@ -71,6 +71,7 @@ def test_the_teacher_stays_as_it_was_and_is_no_constant_of_the_program() -> None
     assert trainer.train_programs.compilations == 1
 
 
+@pytest.mark.slow
 def test_a_student_of_a_teacher_does_better_than_one_of_few_labels() -> None:
     wf.random.seed(3)
     x = wf.random.normal((400, 4))

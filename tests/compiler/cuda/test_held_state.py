@@ -70,6 +70,7 @@ def pair() -> tuple[Training, Training]:
     return held, plain
 
 
+@pytest.mark.slow
 def test_a_step_that_is_told_again_has_the_losses_of_one_that_is_not(card: HostCard) -> None:
     held, plain = pair()
     host = Training("cpu")
@@ -119,6 +120,7 @@ CHANGES: list[Callable[[Training], None]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_what_changes_between_steps_is_seen(
     card: HostCard, change: Callable[[Training], None]
@@ -132,6 +134,7 @@ def test_what_changes_between_steps_is_seen(
     assert found == [plain() for _ in range(4)]
 
 
+@pytest.mark.slow
 def test_what_somebody_else_holds_is_not_written_over(card: HostCard) -> None:
     held, _ = pair()
     for hold in (
@@ -154,6 +157,7 @@ def test_what_somebody_else_holds_is_not_written_over(card: HostCard) -> None:
         assert held.is_held
 
 
+@pytest.mark.slow
 def test_memory_that_was_lent_is_not_written_over(card: HostCard) -> None:
     held, plain = pair()
     for lend in (lambda: held.weight.detach(), lambda: held.weight.grad):
@@ -170,6 +174,7 @@ def test_memory_that_was_lent_is_not_written_over(card: HostCard) -> None:
         assert held.is_held
 
 
+@pytest.mark.slow
 def test_a_step_of_modules_as_arguments_is_told_again(card: HostCard) -> None:
     def losses(fastcall: bool) -> list[float]:
         training = Training("cuda")
@@ -261,6 +266,7 @@ def test_numbers_and_containers_in_arguments_are_compared_by_what_they_hold(
     assert found(True) == found(False)
 
 
+@pytest.mark.slow
 def test_a_float_in_an_optimiser_may_be_another_where_the_last_one_was(card: HostCard) -> None:
     held, plain = pair()
     for number in range(6):
@@ -269,6 +275,7 @@ def test_a_float_in_an_optimiser_may_be_another_where_the_last_one_was(card: Hos
         assert held() == plain()
 
 
+@pytest.mark.slow
 def test_text_that_a_model_writes_is_told_again(card: HostCard) -> None:
     config = wf.models.GPTConfig(vocabulary=11, width=8, layers=1, heads=2, context=16)
     wf.random.seed(3)
@@ -280,6 +287,7 @@ def test_text_that_a_model_writes_is_told_again(card: HostCard) -> None:
         assert found == net.generate([[1, 2], [3, 4]], 8, temperature=0.0).tolist()
 
 
+@pytest.mark.slow
 def test_a_signal_right_after_a_run_leaves_state_that_belongs_together(
     card: HostCard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +305,7 @@ def test_a_signal_right_after_a_run_leaves_state_that_belongs_together(
     assert [held() for _ in range(3)] == [plain() for _ in range(3)]
 
 
+@pytest.mark.slow
 def test_nan_is_looked_for_in_steps_that_are_known(card: HostCard) -> None:
     held, _ = pair()
     held.x = wf.asarray(np.full((4, 6), np.nan, np.float32)).to("cuda")

@@ -177,6 +177,7 @@ CALLS: dict[str, Callable[[wf.Tensor], wf.Tensor]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_eager_calls_that_are_found_again_give_what_the_processor_gives(
     card: HostCard, dtype: str
