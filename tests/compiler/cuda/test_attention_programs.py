@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from tests.compiler.cuda.attention_cases import (
     ATTENTIONS,
@@ -20,16 +18,9 @@ from tests.compiler.cuda.attention_cases import (
     check_running,
     check_sort,
 )
-from tests.compiler.cuda.host_card import HostCard, host_card
+from tests.compiler.cuda.host_card import HostCard
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
-    with host_card(monkeypatch) as card:
-        yield card
-        card.check_fences()
 
 
 @pytest.mark.parametrize("name", ENTROPIES)

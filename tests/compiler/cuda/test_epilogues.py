@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from tests.compiler.cuda.epilogue_cases import (
@@ -13,18 +11,11 @@ from tests.compiler.cuda.epilogue_cases import (
     check_random,
     fused_launches,
 )
-from tests.compiler.cuda.host_card import HostCard, host_card
+from tests.compiler.cuda.host_card import HostCard
 
 import weft as wf
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
-    with host_card(monkeypatch) as card:
-        yield card
-        card.check_fences()
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from tests.compiler.cuda.device_cases import (
     numbers,
     train,
 )
-from tests.compiler.cuda.host_card import HostCard, host_card
+from tests.compiler.cuda.host_card import HostCard
 
 import weft as wf
 from weft.compiler.targets.cuda.array import CudaArray
@@ -25,13 +24,6 @@ from weft.ir.tensor import wrap
 pytestmark = pytest.mark.slow
 
 Array = np.ndarray[Any, Any]
-
-
-@pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
-    with host_card(monkeypatch) as card:
-        yield card
-        card.check_fences()
 
 
 @pytest.mark.parametrize(("primitive", "sample"), SAMPLES)

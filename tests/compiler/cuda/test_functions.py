@@ -10,12 +10,12 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.compiler.cuda.host_card import HostCard, host_card
+from tests.compiler.cuda.host_card import HostCard
 from tests.test_numbers import FUNCTIONS, Applied, Call, working_calls
 
 import weft as wf
@@ -23,12 +23,6 @@ import weft as wf
 pytestmark = pytest.mark.slow
 
 Function = Callable[..., Any]
-
-
-@pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
-    with host_card(monkeypatch) as card:
-        yield card
 
 
 def move(tree: Any, device: str) -> Any:

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.compiler.cuda.device_cases import numbers
-from tests.compiler.cuda.host_card import HostCard, host_card
+from tests.compiler.cuda.host_card import HostCard
 
 import weft as wf
 from weft.compiler.targets.cuda.executable import CudaExecutable
 from weft.models.generation import token_step
-
-
-@pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
-    with host_card(monkeypatch) as card:
-        yield card
-        card.check_fences()
 
 
 class Training:

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from tests.compiler.cuda.host_card import HostCard, host_card
+from tests.compiler.cuda.host_card import HostCard
 
 import weft as wf
 
 CPU = wf.device("cpu")
-
-
-@pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
-    with host_card(monkeypatch) as card:
-        yield card
 
 
 def test_a_block_makes_tensors_on_its_device_in_its_own_thread(card: HostCard) -> None:

@@ -121,8 +121,7 @@ class ObjectWriter(IRBuilder):
         end: Operand,
     ) -> None:
         """See `Writer`."""
-        for place, pointer in enumerate(buffers):
-            self.store(pointer, self.at("ptr", "%buffers", place), "ptr")
+        self._store_buffers(buffers)
         given = f"ptr %buffers, ptr {self._table(numbers)}, i64 {begin}, i64 {end}"
         self.do(f'call void @"weft.{function}"({given})')
 
@@ -135,12 +134,15 @@ class ObjectWriter(IRBuilder):
         grain: int,
     ) -> None:
         """See `ThreadedWriter`."""
-        for place, pointer in enumerate(buffers):
-            self.store(pointer, self.at("ptr", "%buffers", place), "ptr")
+        self._store_buffers(buffers)
         self.do(
             f'call void @parallel(ptr %pool, ptr @"weft.{function}", ptr %buffers, '
             f"i64 {len(buffers)}, ptr {self._table(numbers)}, i64 {end}, i64 {grain})"
         )
+
+    def _store_buffers(self, buffers: Sequence[str]) -> None:
+        for place, pointer in enumerate(buffers):
+            self.store(pointer, self.at("ptr", "%buffers", place), "ptr")
 
     def _table(self, numbers: Sequence[Operand]) -> str:
         """Where numbers are: a constant, or memory that is written for the sizes of the call."""

@@ -160,7 +160,7 @@ def exported_program(
 
     given, named = (trees.map_tree(example, each) for each in (tuple(args), kwargs or {}))
     with Guards(sizes.largest) as guards, Unifier() as unifier:
-        call, recording, names = jitted.record_general(general, unifier, given, named)
+        call, recording, names = jitted.record(general, unifier, given, named)
     fixed = [binding for binding in unifier.bindings.values() if binding.symbol in sizes.largest]
     if fixed:
         raise _fixed_size(fixed[0])

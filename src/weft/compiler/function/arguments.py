@@ -117,8 +117,8 @@ class Family:
         """A program that takes these sizes."""
         return next((each.made for each in self.programs if each.takes(types)), None)
 
-    def has_own(self, types: list[TensorType], most: int) -> bool:
-        """Whether these sizes have a program of their own, as the first `most` of them do."""
+    def grant_own(self, types: list[TensorType], most: int) -> bool:
+        """Whether these sizes have a program of their own, as the first `most` that ask get one."""
         if types not in self.own:
             if len(self.own) >= most:
                 return False

@@ -126,21 +126,17 @@ class Jit:
         """The graph of a call with these arguments; nothing is run."""
         return self._find(self._read(args, kwargs)).recording.graph
 
-    def record(self, *args: Any, **kwargs: Any) -> tuple[Call, Recording, Names]:
-        """A call with these arguments, traced, with names for what it reads and writes."""
-        call = self._read(args, kwargs)
-        recording = self._record_for(call, [handle.type for handle in call.handles])
-        outside = [read() for read in self._outside or ()]
-        return call, recording, names_of(self._f, (call.args, call.kwargs, outside), recording)
-
-    def record_general(
+    def record(
         self,
         general: Mapping[int, TensorType],
         unifier: Unifier,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[Call, Recording, Names]:
-        """As `record`, where arguments have other types, by identity: with symbols for sizes."""
+        """A call with these arguments, traced, with names for what it reads and writes.
+
+        Some arguments may have other types, by identity: with symbols for sizes.
+        """
         call = self._read(args, kwargs)
         types = [general.get(id(handle), handle.type) for handle in call.handles]
         recording = self._record_for(call, types, unifier)
@@ -207,7 +203,7 @@ class Jit:
             made = self._compile_for(call, types, reason)
             self._families[call.family] = Family([types])
             return made
-        if family.has_own(types, self._own_sizes):
+        if family.grant_own(types, self._own_sizes):
             return self._compile_for(call, types, "another size")
         found = family.find(types)
         if found is not None:

@@ -239,8 +239,8 @@ def _dots_until(
                 other = v.load(v.at(place, u * lanes))
                 total.value = v.multiply_add(factor, other, total.value)
         term.value = out.add(now, lanes * SUMS)
-    # The terms that are no whole round, a vector at a time, in the first sums. A block before the
-    # last is whole rounds: a vector behind its end would take terms of the next.
+    # The terms that are no whole round, a vector at a time, in the first sums; of blocks, which are
+    # whole rounds, only the last has some.
     with out.repeat():
         now = term.value
         out.leave_unless(out.test("slt", now, end))

@@ -7,7 +7,12 @@ So they lie in the forward pass: register `4 j + 2 h + t` of a thread is the sco
 from __future__ import annotations
 
 from weft.compiler.targets.cuda.attention.description import AttentionSpec
-from weft.compiler.targets.cuda.attention.hiding import MaskReader, WordSource, bit_is_set
+from weft.compiler.targets.cuda.attention.hiding import (
+    MaskReader,
+    WordSource,
+    bit_is_set,
+    hide_unseen,
+)
 from weft.compiler.targets.cuda.ptx_writer import Kernel, Value, at, braces
 from weft.compiler.targets.cuda.warpgroup import Thread
 
@@ -203,14 +208,10 @@ class HiddenScores:
 
     def hide(self, scores: list[Value]) -> None:
         """Scores of keys that a query does not see become -∞."""
-        if self.spec.mask != "bool":
-            return
-        for number, score in enumerate(scores):
-            j, h, t = number // 4, number // 2 % 2, number % 2
-            seen = bit_is_set(self.kernel, self.seen_bits[h], 2 * j + t)
-            self.kernel.do("selp.f32", score, score, float("-inf"), seen)
+        if self.spec.mask == "bool":
+            hide_unseen(self.kernel, scores, self.seen_bits)
 
     def kept_pair(self, pair: list[Value], j: int, h: int) -> list[Value]:
         """Two neighbouring weights after dropout, to be divided by `kept` at the end."""
-        stays = [bit_is_set(self.kernel, self.kept_bits[h], 2 * j + t) for t in (0, 1)]
+        stays = [bit_is_set(self.kept_bits[h], 2 * j + t) for t in (0, 1)]
         return [self.kernel.select(stays[t], pair[t], 0.0, "f32") for t in (0, 1)]

@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from weft.compiler.targets.cuda.attention.description import AttentionSpec
-from weft.compiler.targets.cuda.attention.hiding import MaskReader, WordSource, bit_is_set
+from weft.compiler.targets.cuda.attention.hiding import (
+    MaskReader,
+    WordSource,
+    bit_is_set,
+    hide_unseen,
+)
 from weft.compiler.targets.cuda.ptx_writer import Kernel, Value
 from weft.compiler.targets.cuda.warpgroup import Thread
 from weft.core.records import frozen
@@ -86,19 +91,15 @@ class HiddenWeights:
 
     def hide(self, scores: list[Value]) -> None:
         """Scores of keys that a query does not see become -∞."""
-        if self.spec.mask != "bool":
-            return
-        for number, score in enumerate(scores):
-            j, h, t = number // 4, number // 2 % 2, number % 2
-            seen = bit_is_set(self.kernel, self.seen_bits[h], 2 * j + t)
-            self.kernel.do("selp.f32", score, score, float("-inf"), seen)
+        if self.spec.mask == "bool":
+            hide_unseen(self.kernel, scores, self.seen_bits)
 
     def with_dropout(
         self, weights: list[Value], backs: list[Value], where: tuple[int, int]
     ) -> tuple[list[Value], list[Value]]:
         """Two weights, to be divided by `kept` at the end, and two cotangents, after dropout."""
         kernel, (j, h) = self.kernel, where
-        stays = [bit_is_set(kernel, self.kept_bits[h], 2 * j + t) for t in (0, 1)]
+        stays = [bit_is_set(self.kept_bits[h], 2 * j + t) for t in (0, 1)]
         scaled = [back * (1 / self.spec.kept) for back in backs]
         kept, changed = (
             [kernel.select(stay, x, 0.0, "f32") for stay, x in zip(stays, pair, strict=True)]

@@ -17,7 +17,7 @@ from weft.compiler.targets.cuda.ptx_writer import Kernel, Value, at, braces
 from weft.compiler.targets.cuda.warpgroup import unpacked_pair
 from weft.ops.random_bits import DRAW, philox_rounds
 
-__all__ = ["MaskReader", "WordSource", "bit_is_set", "keep_threshold"]
+__all__ = ["MaskReader", "WordSource", "bit_is_set", "hide_unseen", "keep_threshold"]
 
 _BYTES = {"bool": 1, "bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -31,9 +31,17 @@ def keep_threshold(kept: float) -> int:
     return math.ceil(float(np.float32(kept)) * 2**24) << 8
 
 
-def bit_is_set(kernel: Kernel, bits: Value, place: int) -> Value:
+def bit_is_set(bits: Value, place: int) -> Value:
     """The predicate that a bit is set."""
     return (bits & (1 << place)).differs(0)
+
+
+def hide_unseen(kernel: Kernel, scores: Sequence[Value], seen_bits: Sequence[Value]) -> None:
+    """Scores of keys that a query does not see become -∞: those whose bits are not set."""
+    for number, score in enumerate(scores):
+        j, h, t = number // 4, number // 2 % 2, number % 2
+        seen = bit_is_set(seen_bits[h], 2 * j + t)
+        kernel.do("selp.f32", score, score, float("-inf"), seen)
 
 
 class MaskReader:

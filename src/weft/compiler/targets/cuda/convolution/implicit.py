@@ -123,17 +123,8 @@ def convolution_kernel(geometry: Geometry, spec: ProductSpec, plan: Plan) -> Con
     is_for_weights = geometry.direction == WEIGHT_GRADIENT
     writer = (_WeightGradientWriter if is_for_weights else _RowWriter)(geometry, spec, plan)
     writer.write()
-    kernel = writer.kernel
-    return ConvolutionKernel(
-        spec=spec,
-        plan=plan,
-        name=kernel.name,
-        text=kernel.text(),
-        threads=kernel.threads,
-        shared_bytes=shared_bytes(spec, plan),
-        parameters=kernel.parameters,
-        geometry=geometry,
-    )
+    size = shared_bytes(spec, plan)
+    return ConvolutionKernel.from_text(spec, plan, writer.kernel, size, geometry=geometry)
 
 
 class _WindowWriter(ProductWriter):

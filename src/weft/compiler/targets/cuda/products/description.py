@@ -12,8 +12,9 @@
 from __future__ import annotations
 
 from dataclasses import field, replace
+from typing import Any, Self
 
-from weft.compiler.targets.cuda.ptx_writer import Parameter
+from weft.compiler.targets.cuda.ptx_writer import Kernel, Parameter
 from weft.core.records import frozen
 from weft.ir.scalars import Scalar as Expression
 
@@ -229,3 +230,19 @@ class ProductKernel:
     threads: int
     shared_bytes: int
     parameters: tuple[Parameter, ...] = field(repr=False)
+
+    @classmethod
+    def from_text(
+        cls, spec: ProductSpec, plan: Plan, kernel: Kernel, shared_bytes: int, **more: Any
+    ) -> Self:
+        """The kernel whose text is written; `more` is what a special kind of it knows besides."""
+        return cls(
+            spec=spec,
+            plan=plan,
+            name=kernel.name,
+            text=kernel.text(),
+            threads=kernel.threads,
+            shared_bytes=shared_bytes,
+            parameters=kernel.parameters,
+            **more,
+        )

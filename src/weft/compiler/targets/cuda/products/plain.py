@@ -41,16 +41,7 @@ def plain_kernel(spec: ProductSpec, plan: Plan) -> ProductKernel:
     """The kernel of a product that takes no tensor cores."""
     writer = _Writer(spec, plan)
     writer.write()
-    kernel = writer.kernel
-    return ProductKernel(
-        spec=spec,
-        plan=plan,
-        name=kernel.name,
-        text=kernel.text(),
-        threads=_THREADS,
-        shared_bytes=writer.shared_bytes,
-        parameters=kernel.parameters,
-    )
+    return ProductKernel.from_text(spec, plan, writer.kernel, writer.shared_bytes)
 
 
 @dataclass

@@ -58,16 +58,7 @@ def tensor_core_kernel(spec: ProductSpec, plan: Plan) -> ProductKernel:
     """The kernel of a product that is cut as the plan says."""
     writer = ProductWriter(spec, plan)
     writer.write()
-    kernel = writer.kernel
-    return ProductKernel(
-        spec=spec,
-        plan=plan,
-        name=kernel.name,
-        text=kernel.text(),
-        threads=kernel.threads,
-        shared_bytes=shared_bytes(spec, plan),
-        parameters=kernel.parameters,
-    )
+    return ProductKernel.from_text(spec, plan, writer.kernel, shared_bytes(spec, plan))
 
 
 def stage_bytes(plan: Plan) -> int:

@@ -68,16 +68,7 @@ def warp_kernel(spec: ProductSpec, plan: Plan) -> ProductKernel:
     """The kernel of a product that single warps multiply."""
     writer = _Writer(spec, plan)
     writer.write()
-    kernel = writer.kernel
-    return ProductKernel(
-        spec=spec,
-        plan=plan,
-        name=kernel.name,
-        text=kernel.text(),
-        threads=_THREADS,
-        shared_bytes=plan.stages * writer.stage_bytes,
-        parameters=kernel.parameters,
-    )
+    return ProductKernel.from_text(spec, plan, writer.kernel, plan.stages * writer.stage_bytes)
 
 
 @dataclass
