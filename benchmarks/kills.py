@@ -145,13 +145,13 @@ def main() -> int:
                 print(each["error"])
                 return 1
         plain = unharmed[-1]  # the first one compiles
-        latest = 0.8 * plain["reports"][0]["training_seconds"]
+        latest = 0.4 * plain["reports"][0]["training_seconds"]
         print(f"unharmed: {plain['reports'][0]['step']} steps, {plain['seconds']:.1f} s, "
               f"loss {plain['reports'][0]['loss']:.6f}")  # fmt: skip
         while sum(row["killed"] for row in rows) < wanted:
             if time.monotonic() - begin > options.seconds:
                 break
-            victims = generator.sample(range(options.processes), generator.choice([1, 1, 2]))
+            victims = generator.sample(range(options.processes), generator.choice([1, 2, 2]))
             kills = {rank: generator.uniform(0.0, latest) for rank in victims}
             row = row_of(run_job(folder, kills, options), plain, victims)
             row |= {"engine": options.engine, "seed": options.seed}
