@@ -278,6 +278,7 @@ def deepest_trace(operands: Sequence[Tensor], purpose: str) -> Trace | None:
         if type(value) is not HostArray:
             if type(value) in CONCRETE:
                 if not is_checked and len(operands) > 1:
+                    _place_traces(operands, device_of(value))
                     check_one_device(purpose, operands)
                     is_checked = True
                 continue
@@ -287,6 +288,14 @@ def deepest_trace(operands: Sequence[Tensor], purpose: str) -> Trace | None:
             if found is None or trace.level > found.level:
                 found = trace
     return found
+
+
+def _place_traces(operands: Sequence[Tensor], device: Device) -> None:
+    """Let traces that know of no device yet be of the one that an operand is on."""
+    for operand in operands:
+        value = operand._value
+        if type(value) not in CONCRETE and not value.trace.is_placed:
+            value.trace.device, value.trace.is_placed = device, True
 
 
 def _trace_of_constants(

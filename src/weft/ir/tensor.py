@@ -43,6 +43,8 @@ class Trace:
     """Whether handles that are written to become state of the traced program."""
     device: Device = CPU
     """Where what is traced will be computed."""
+    is_placed: bool = True
+    """Whether that is known; else it is beside the first tensor of a device that is used."""
     location: Location | None = None
     axis_name: str | None = None
     """The mesh axis whose shards it holds along its batch axis; see `vmap`."""
