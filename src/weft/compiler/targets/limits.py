@@ -167,6 +167,9 @@ class PlanLimits:
     launches are fused by rows."""
     cache_line_bytes: int = 64
     """What values in scratch memory are aligned to."""
+    overlapped_bytes: int = 1 << 16
+    """Bytes below which a collective takes no longer than to wake the thread that would make it. It
+    begins no overlap, but may run behind others that have begun."""
 
 
 @frozen
