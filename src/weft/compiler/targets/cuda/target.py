@@ -74,6 +74,7 @@ CUDA_LIMITS = Limits(
         chunk_rows=64,
         fewest_chunk_rows=4,
         most_chunk_rows=128,
+        ragged_chunks=False,
         chunk_elements=1 << 18,
         recomputed_reads=2,
         stores_narrow_floats=True,
