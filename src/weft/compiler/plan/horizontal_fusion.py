@@ -44,7 +44,13 @@ def schedule_launches(
     }
     inputs = set(graph.inputs)
     tasks = [_task(launch, root, sizes, inputs) for launch in launches]
-    order = schedule(tasks, bytes_of, limits.filling_chunks)
+    order = schedule(
+        tasks,
+        bytes_of,
+        limits.filling_chunks,
+        limits.filling_update_chunks,
+        limits.gathers_small_launches,
+    )
     return [_group_launches([launches[number] for number in numbers]) for numbers in order]
 
 
