@@ -152,6 +152,11 @@ class PlanLimits:
     """The same in the steps of a loop, between which threads do not go to sleep."""
     filling_chunks: float = 64.0
     """Chunks from which a launch fills all threads alone."""
+    filling_update_chunks: float | None = None
+    """The same for updates of state, and for what is brought to the start; None: no other."""
+    gathers_small_launches: bool = False
+    """Whether what reads inputs alone is brought to the start, and what only updates wait for to
+    the end, to run as one there: where a launch takes longer than its few elements."""
     row_block_bytes: int = 384 * 1024
     """Bytes of a block of rows that fused launches pass on to each other in cache."""
     row_blocks: int = 16

@@ -80,7 +80,12 @@ CUDA_LIMITS = Limits(
         stores_narrow_floats=True,
     ),
     lowering=LoweringLimits(guards_places=True),
-    plan=PlanLimits(fused_launches=0, filling_chunks=0.0),
+    plan=PlanLimits(
+        fused_launches=0,
+        filling_chunks=64.0,
+        filling_update_chunks=float("inf"),
+        gathers_small_launches=True,
+    ),
     rates=Rates(5e14, 3e14, 1e13, 4e12, 1e12),
 )
 """What pays on a card. Rates are those of one H200; joins are one launch; nothing is fused by rows,
