@@ -42,7 +42,9 @@ class Trace:
     adopts: bool = False
     """Whether handles that are written to become state of the traced program."""
     device: Device = CPU
-    """Where what is traced will be computed."""
+    """Where what is traced will be computed, unless something in it says otherwise."""
+    spans_devices: bool = False
+    """Whether it records moves to other devices, and what is computed there."""
     location: Location | None = None
     axis_name: str | None = None
     """The mesh axis whose shards it holds along its batch axis; see `vmap`."""
