@@ -30,7 +30,6 @@ from weft.compiler.targets.cuda import (
     driver,
     parameters,
     scans,
-    scatter_rows,
     sorting,
 )
 from weft.compiler.targets.cuda.attention import binding as attention
@@ -51,7 +50,6 @@ from weft.compiler.targets.cuda.products.description import (
     dtype_bytes,
 )
 from weft.compiler.targets.cuda.ptx_writer import Pointer, TensorMap, WindowMap
-from weft.compiler.targets.cuda.scatter_rows import ScatterKernel
 from weft.core.arrays import remove_device
 from weft.core.devices import DEVICES
 from weft.core.dtypes import as_dtype
@@ -261,8 +259,6 @@ class HostCard(FakeLibrary):
                 addresses[parameter.name] = ctypes.c_uint64.from_address(table[place]).value
             else:
                 words[parameter.name] = ctypes.c_uint32.from_address(table[place]).value
-        if isinstance(kernel, ScatterKernel):
-            return lambda: self._scatter_rows(addresses, words)
         if isinstance(kernel, CrossEntropyKernel):
             return lambda: run_softmax_gradient(self, kernel, addresses, words)
         if isinstance(kernel, AttentionKernel):
@@ -313,23 +309,6 @@ class HostCard(FakeLibrary):
             copies[name][0][:] = copies[name][1]
         for _, _, address in copies.values():
             self.do_cuMemFreeAsync(address, 0)
-
-    def _scatter_rows(self, addresses: dict[str, int], words: dict[str, int]) -> None:
-        self.launched += 1
-        rows, columns, count = words["rows"], words["columns"], words["count"]
-        table, updates, out = (
-            self.memory_at(addresses[name])[: 4 * length * columns].view(np.float32)
-            for name, length in (("table", rows), ("updates", count), ("out", rows))
-        )
-        index = self.memory_at(addresses["indices"])[: 8 * count].view(np.int64)
-        result = table.reshape(rows, columns).copy()
-        for number, row in enumerate(index.tolist()):
-            if 0 <= row < rows:
-                result[row] += updates.reshape(count, columns)[number]
-            else:
-                self.memory_at(addresses["error"])[:4] = [1, 0, 0, 0]
-        out.reshape(rows, columns)[:] = result
-        self.check_fences()
 
     def _product_launch(
         self, kernel: ProductKernel, addresses: dict[str, int], words: dict[str, int]
@@ -585,7 +564,7 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
         card.written[kernel.text.encode() + b"\0"] = kernel
         return load(binding, launch, kernel, *given, **named)
 
-    for module in (products, convolution, attention, scatter_rows, cross_entropy):
+    for module in (products, convolution, attention, cross_entropy):
         monkeypatch.setattr(module, "written_kernel_run", run)
 
     def load_text(kernel: TextKernel, place: device.Device) -> Function:
