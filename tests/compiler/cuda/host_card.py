@@ -42,6 +42,7 @@ from weft.compiler.targets.cuda.device_text import TextKernel
 from weft.compiler.targets.cuda.modules import Function, Module
 from weft.compiler.targets.cuda.products import binding as products
 from weft.compiler.targets.cuda.products.description import (
+    INTEGER_PAIRS,
     Matrix,
     Operand,
     ProductKernel,
@@ -330,12 +331,17 @@ class HostCard(FakeLibrary):
 
         def launch() -> None:
             self.launched += 1
-            a = array("a", spec.dtype, batch, *((k, m) if spec.transpose_a else (m, k)))
-            b = array("b", spec.dtype, batch, *((n, k) if spec.transpose_b else (k, n)))
+            left, right = INTEGER_PAIRS.get(spec.dtype, (spec.dtype, spec.dtype))
+            a = array("a", left, batch, *((k, m) if spec.transpose_a else (m, k)))
+            b = array("b", right, batch, *((n, k) if spec.transpose_b else (k, n)))
             if spec.dtype == "tfloat32" and not kernel.plan.plain:
                 a, b = round_to_eleven_bits(a), round_to_eleven_bits(b)
             a = np.swapaxes(a, 1, 2) if spec.transpose_a else a
             b = np.swapaxes(b, 1, 2) if spec.transpose_b else b
+            if spec.dtype in INTEGER_PAIRS:
+                array("out", "int32", batch, m, n)[:] = a.astype(np.int32) @ b.astype(np.int32)
+                self.check_fences()
+                return
             stored = run_epilogue(spec, a.astype(np.float32) @ b.astype(np.float32), operand)
             kinds = {each.name: (each.dtype, (batch, m, n)) for each in spec.outputs}
             for name, values in stored.items():
