@@ -150,7 +150,8 @@ class ProductSpec:
     `a` is stored as [m, k], or [k, m] where it is transposed; `b` as [k, n], or [n, k]. `dtype` is
     that of both operands, or a pair of 8-bit integers; `tfloat32` is float32 rounded to eleven
     bits. `aligned` says that each row of both operands starts at a multiple of 16 bytes and is a
-    whole number of 16 bytes long, `aligned_output` that rows of the results and of the epilogue's matrices are.
+    whole number of 16 bytes long, `aligned_output` that rows of the results and of the epilogue's
+    matrices are.
     """
 
     dtype: str
