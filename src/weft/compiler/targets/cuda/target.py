@@ -21,6 +21,10 @@ from weft.compiler.plan.launch import Launch
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cuda import control
 from weft.compiler.targets.cuda.attention.binding import attention_launch, is_attention
+from weft.compiler.targets.cuda.attention.exact_binding import (
+    exact_attention_launch,
+    is_exact_attention,
+)
 from weft.compiler.targets.cuda.attention.head_views import is_viewed, view_heads, viewed_launch
 from weft.compiler.targets.cuda.capabilities import has_warp_products, has_warpgroup_products
 from weft.compiler.targets.cuda.code import begin_kernels
@@ -138,11 +142,14 @@ class CudaTarget:
 
     def has_attention(self, node: GraphNode) -> bool:
         """See `Target`."""
+        if is_exact_attention(node):
+            return True
         return has_warpgroup_products(self.ordinal) and is_attention(node)
 
     def takes(self, node: GraphNode) -> bool:
         """See `Target`."""
-        if is_sorting(node) or is_running(node) or is_ordered_scatter(node):
+        for_all = (is_sorting, is_running, is_ordered_scatter, is_exact_attention)
+        if any(is_one(node) for is_one in for_all):
             return True
         for_hopper = (is_attention, is_viewed, is_cross_entropy)
         if has_warpgroup_products(self.ordinal) and any(is_one(node) for is_one in for_hopper):
@@ -167,6 +174,8 @@ class CudaTarget:
             return pooling_gradient_launches(node)
         if is_ordered_scatter(node):
             return ordered_scatter_launches(node, error)
+        if is_exact_attention(node):
+            return [exact_attention_launch(node)]
         if is_viewed(node):
             return [viewed_launch(node)]
         if is_cross_entropy(node):
