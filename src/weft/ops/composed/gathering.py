@@ -252,6 +252,7 @@ def scatter_add(x: Operand, axis: int, index: Operand, src: Operand) -> Tensor:
     return _scatter_along("scatter_add", indexing.scatter_add, x, axis, index, src)
 
 
+@beside_operands
 def scatter_reduce(
     x: Operand, axis: int, index: Operand, src: Operand, reduce: str = "sum"
 ) -> Tensor:
