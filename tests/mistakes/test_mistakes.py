@@ -24,7 +24,7 @@ from weft.ir.tensor import traces
 ROOT = Path(__file__).parents[2]
 STANDARD = (
     ValueError, TypeError, IndexError, AttributeError, KeyError, RuntimeError, BufferError,
-    NotImplementedError,
+    NotImplementedError, ImportError,
 )  # fmt: skip
 FORM = re.compile(
     r"(?P<op>[^\n]+?): (?P<problem>[^\n]+)\n"
