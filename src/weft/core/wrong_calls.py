@@ -29,20 +29,28 @@ from inspect import Parameter, Signature, signature, unwrap
 from types import FunctionType
 from typing import Any, TypeVar
 
+from weft.core.deferred import NODES, deferred_call
 from weft.core.errors import ArgumentTypeError, short_repr
 from weft.core.names import nearest_name
 
 __all__ = ["explain_all", "explain_arguments", "takes_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+DEFERRING = ("weft.ops.", "weft.nn.functional.")
+"""Where the functions are that become nodes of a graph when they are given one."""
 NUMPY_OPTIONS = {"axis", "axes", "keepdims", "axis1", "axis2"}
 
 
 def explain_arguments(f: F) -> F:
     """The function, whose calls with wrong arguments give an error that says what to write."""
+    defers = str(f.__module__).startswith(DEFERRING) and "." not in f.__qualname__
 
     @wraps(f)
     def function(*args: Any, **kwargs: Any) -> Any:
+        if NODES and defers:
+            node = deferred_call(f, args, kwargs, f.__name__)
+            if node is not None:
+                return node
         try:
             return f(*args, **kwargs)
         except TypeError as error:
