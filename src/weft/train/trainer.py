@@ -95,7 +95,8 @@ class Trainer:
         distillation: Distillation | None = None,
     ) -> None:
         self.distillation = distillation
-        self.model, self.loss_function, self.optimizer = model, as_loss(loss), optimizer
+        self.model, self.loss_function = model, as_loss(loss)
+        self.optimizer = _check_optimizer(optimizer)
         self.strategy = find_strategy(strategy)
         if device is not None:
             self._move(device)
@@ -580,3 +581,17 @@ def _positive(name: str, value: Any) -> int:
             fix=f"{name}=1",
         )
     return value
+
+
+def _check_optimizer(optimizer: Any) -> Any:
+    if isinstance(optimizer, (str, type)):
+        name = optimizer if isinstance(optimizer, str) else optimizer.__name__
+        known = {each.lower(): each for each in wf.optim.__all__}
+        raise wf.ArgumentTypeError(
+            "train.Trainer",
+            "an optimiser knows its parameters: neither a name nor a class will do",
+            expected="an optimiser",
+            got={"optimizer": optimizer},
+            fix=f"wf.optim.{known.get(name.lower(), 'Adam')}(model.parameters(), lr=1e-3)",
+        )
+    return optimizer
