@@ -41,6 +41,8 @@ def chunk_rows(node: GraphNode, limits: FusionLimits) -> int:
     if _is_below(rows, limits.chunked_rows) or _is_below(columns, limits.chunked_columns):
         return 0
     found = _divisor(shape[last], limits)
+    while found % 32 == 0 and _is_below(rows, limits.fewest_chunks * found):
+        found //= 2
     return 0 if rows == found else found  # one chunk is the whole sum
 
 
