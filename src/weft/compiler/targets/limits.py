@@ -89,6 +89,8 @@ class FusionLimits:
     chunk_elements: int = 0
     """Sums that all chunks together have at least, where chunks go over two axes; 0: they go over
     the last axis alone."""
+    fewest_chunks: int = 0
+    """Chunks that there should be: chunks of 32 rows and more are cut into halves for that."""
     chunked_rows: int = 64
     """Rows from which sums over them are made in chunks."""
     chunked_columns: int = 16
@@ -172,6 +174,11 @@ class PlanLimits:
     fused_launches: int = 6
     """Launches that one product is fused with, at most: each wants its rows in cache. With 0 no
     launches are fused by rows."""
+    column_sum_teams: int = 0
+    """Teams that share a chunk of rows, where a kernel over rows makes sums down their columns;
+    0: such sums are kernels of their own, whose rows come from cache."""
+    column_sum_bytes: int = 40 * 1024
+    """Bytes of such sums of all teams."""
     cache_line_bytes: int = 64
     """What values in scratch memory are aligned to."""
     overlapped_bytes: int = 1 << 16

@@ -84,6 +84,7 @@ CUDA_LIMITS = Limits(
         most_chunk_rows=128,
         ragged_chunks=False,
         chunk_elements=1 << 18,
+        fewest_chunks=512,
         recomputed_reads=2,
         stores_narrow_floats=True,
     ),
@@ -93,6 +94,7 @@ CUDA_LIMITS = Limits(
         filling_chunks=64.0,
         filling_update_chunks=float("inf"),
         gathers_small_launches=True,
+        column_sum_teams=4,
     ),
     rates=Rates(5e14, 3e14, 1e13, 4e12, 1e12),
 )
