@@ -32,6 +32,7 @@ from weft.compiler.targets.cuda import (
     scans,
     scatter_rows,
     sorting,
+    target,
 )
 from weft.compiler.targets.cuda.attention import binding as attention
 from weft.compiler.targets.cuda.attention.backward_memory import tile_queries
@@ -579,6 +580,8 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
         return token
 
     monkeypatch.setattr(code, "kernel_code", code_of)
+    # other processes of a test run share the cache, and number their modules themselves
+    monkeypatch.setattr(target, "stored_program", lambda digest, ordinal, compiled: compiled())
     load = parameters.written_kernel_run
 
     def run(binding: Any, launch: Any, kernel: Any, *given: Any, **named: Any) -> Any:
