@@ -40,6 +40,7 @@ from weft.compiler.targets.cuda.convolution import binding as convolution
 from weft.compiler.targets.cuda.convolution.implicit import ConvolutionKernel
 from weft.compiler.targets.cuda.cross_entropy import CrossEntropyKernel
 from weft.compiler.targets.cuda.device_text import TextKernel
+from weft.compiler.targets.cuda.grouped_kernels import GroupedKernel
 from weft.compiler.targets.cuda.modules import Function, Module
 from weft.compiler.targets.cuda.products import binding as products
 from weft.compiler.targets.cuda.products.description import (
@@ -52,6 +53,7 @@ from weft.compiler.targets.cuda.products.description import (
     dtype_bytes,
 )
 from weft.compiler.targets.cuda.ptx_writer import Pointer, TensorMap, WindowMap
+from weft.compiler.targets.cuda.schedule import schedule
 from weft.core.arrays import remove_device
 from weft.core.devices import DEVICES
 from weft.core.dtypes import as_dtype
@@ -186,6 +188,8 @@ class HostCard(FakeLibrary):
         kernel = self.functions[function]
         if isinstance(kernel, Kernel):
             return self._loop_launch(kernel, table)
+        if isinstance(kernel, GroupedKernel):
+            return self._group_launch(kernel, blocks, table)
         if isinstance(kernel, TextKernel):
             return self._text_launch(kernel, blocks, table)
         return self._written_launch(kernel, table)
@@ -208,6 +212,30 @@ class HostCard(FakeLibrary):
             sizes = dict(zip(kernel.sizes, numbers, strict=True))
             run_reference(kernel, buffers, numbers, 0, kernel.iterations(sizes))
             self.check_fences()
+
+        return launch
+
+    def _group_launch(self, kernel: GroupedKernel, blocks: int, table: Any) -> Callable[[], None]:
+        """The members of a group in some order; each has the blocks that it is given."""
+        given, count = len(kernel.kinds), len(kernel.members)
+        words = [ctypes.c_int64.from_address(table[k]).value for k in range(given + count - 1)]
+        starts = [0, *words[given:], blocks]
+        launches = []
+        for number, member in enumerate(kernel.members):
+            own = kernel.kernels[member.kernel]
+            places = (ctypes.c_uint64 * len(member.parameters))(
+                *[table[place] for place in member.parameters]
+            )
+            sizes = dict(zip(own.sizes, [words[k] for k in member.parameters[len(own.buffers):]],
+                             strict=True))  # fmt: skip
+            assert starts[number + 1] - starts[number] == schedule(own).blocks(sizes)
+            launches.append(self._loop_launch(own, places))
+        self.order.shuffle(launches)
+
+        def launch() -> None:
+            for each in launches:
+                each()
+            self.launched -= len(launches) - 1
 
         return launch
 
@@ -564,7 +592,13 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
         card.modules[token] = list(parts)
         return token
 
+    def code_of_group(device: Any, kernel: GroupedKernel) -> bytes:
+        token = f"module {len(card.modules)}".encode()
+        card.modules[token] = [kernel]
+        return token
+
     monkeypatch.setattr(code, "kernel_code", code_of)
+    monkeypatch.setattr(code, "group_code", code_of_group)
     load = parameters.written_kernel_run
 
     def run(binding: Any, launch: Any, kernel: Any, *given: Any, **named: Any) -> Any:

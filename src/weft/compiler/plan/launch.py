@@ -122,6 +122,8 @@ class Launch:
     """What is fused in its kernel."""
     computes: Graph | None = None
     """What a function of the target computes, where its symbol alone does not say it."""
+    halves: Callable[[], tuple[Launch, Launch]] | None = None
+    """What gives a launch that begins it and one that waits for it, if it can run beside others."""
 
     @property
     def stages(self) -> tuple[Launch, ...]:
