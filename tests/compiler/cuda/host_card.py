@@ -34,6 +34,7 @@ from weft.compiler.targets.cuda import (
     target,
 )
 from weft.compiler.targets.cuda.attention import binding as attention
+from weft.compiler.targets.cuda.attention import exact_binding
 from weft.compiler.targets.cuda.attention.backward_memory import tile_queries
 from weft.compiler.targets.cuda.attention.description import AttentionKernel
 from weft.compiler.targets.cuda.convolution import binding as convolution
@@ -617,6 +618,7 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
     monkeypatch.setattr(sorting, "load_text_kernel", load_text)
     for name, few in (("_THREADS", 8), ("_SMALLEST", 8), ("CHUNK", 16)):
         monkeypatch.setattr(sorting, name, few)  # each thread is one of the CPU's
+    monkeypatch.setattr(exact_binding, "SIDE", 4)
     monkeypatch.setattr(scans, "THREADS", 8)
     monkeypatch.setattr(scans, "_WARP", 4)
     monkeypatch.setattr(scans, "RUN", 3)
