@@ -19,6 +19,7 @@ from weft.core.dimensions import is_zero
 from weft.core.dtypes import DType, as_dtype, bool_, float32, float64, int64, real_of, uint64
 from weft.core.errors import ArgumentError, AxisError
 from weft.core.shapes import Dimension, normalize_axes, normalize_axis, size
+from weft.ir.constants import beside_operands, place_beside
 from weft.ir.dispatch import apply
 from weft.ir.eager import unit
 from weft.ir.primitive import Primitive
@@ -381,6 +382,7 @@ def _shift(x: Tensor, axes: Axes) -> Tensor:
 # --- order statistics --------------------------------------------------------------------------
 
 
+@beside_operands
 def median(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The middle element in order, or the mean of the two middle ones; NaN if there is one.
 
@@ -391,6 +393,7 @@ def median(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return _quantile("median", x, 0.5, axis, keepdims)
 
 
+@beside_operands
 def quantile(x: Any, q: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The value below which a fraction q of the elements lies, interpolated linearly.
 
@@ -407,7 +410,7 @@ def _quantile(op: str, x: Any, q: Any, axis: Axis, keepdims: bool) -> Tensor:
     tensor = _inexact_operand(op, x)
     axes = _axes(op, tensor, axis)
     reduction.refuse_empty(op, tensor.type, axes)
-    fractions = _fractions(op, q)
+    fractions = place_beside(_fractions(op, q), tensor)
     line = _line_up(tensor, axes)  # [*rest, count]
     count = line.shape[-1]
     ordered = apply(sorted_along, line, axis=line.ndim - 1, descending=False)
