@@ -76,6 +76,7 @@ CUDA_LIMITS = Limits(
         recognized_queries=1 << 40,
         multiplies_short_floats=True,
         sums_by_image=False,
+        expands_matrix_functions=False,
         mask_operations=0,
     ),
     fusion=FusionLimits(
