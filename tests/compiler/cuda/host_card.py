@@ -30,7 +30,6 @@ from weft.compiler.targets.cuda import (
     driver,
     parameters,
     scans,
-    scatter_rows,
     sorting,
 )
 from weft.compiler.targets.cuda.attention import binding as attention
@@ -44,6 +43,7 @@ from weft.compiler.targets.cuda.grouped_kernels import GroupedKernel
 from weft.compiler.targets.cuda.modules import Function, Module
 from weft.compiler.targets.cuda.products import binding as products
 from weft.compiler.targets.cuda.products.description import (
+    INTEGER_PAIRS,
     Matrix,
     Operand,
     ProductKernel,
@@ -52,7 +52,6 @@ from weft.compiler.targets.cuda.products.description import (
     dtype_bytes,
 )
 from weft.compiler.targets.cuda.ptx_writer import Pointer, TensorMap, WindowMap
-from weft.compiler.targets.cuda.scatter_rows import ScatterKernel
 from weft.compiler.targets.cuda.schedule import schedule
 from weft.core.arrays import remove_device
 from weft.core.devices import DEVICES
@@ -289,8 +288,6 @@ class HostCard(FakeLibrary):
                 addresses[parameter.name] = ctypes.c_uint64.from_address(table[place]).value
             else:
                 words[parameter.name] = ctypes.c_uint32.from_address(table[place]).value
-        if isinstance(kernel, ScatterKernel):
-            return lambda: self._scatter_rows(addresses, words)
         if isinstance(kernel, CrossEntropyKernel):
             return lambda: run_softmax_gradient(self, kernel, addresses, words)
         if isinstance(kernel, AttentionKernel):
@@ -342,23 +339,6 @@ class HostCard(FakeLibrary):
         for _, _, address in copies.values():
             self.do_cuMemFreeAsync(address, 0)
 
-    def _scatter_rows(self, addresses: dict[str, int], words: dict[str, int]) -> None:
-        self.launched += 1
-        rows, columns, count = words["rows"], words["columns"], words["count"]
-        table, updates, out = (
-            self.memory_at(addresses[name])[: 4 * length * columns].view(np.float32)
-            for name, length in (("table", rows), ("updates", count), ("out", rows))
-        )
-        index = self.memory_at(addresses["indices"])[: 8 * count].view(np.int64)
-        result = table.reshape(rows, columns).copy()
-        for number, row in enumerate(index.tolist()):
-            if 0 <= row < rows:
-                result[row] += updates.reshape(count, columns)[number]
-            else:
-                self.memory_at(addresses["error"])[:4] = [1, 0, 0, 0]
-        out.reshape(rows, columns)[:] = result
-        self.check_fences()
-
     def _product_launch(
         self, kernel: ProductKernel, addresses: dict[str, int], words: dict[str, int]
     ) -> Callable[[], None]:
@@ -379,12 +359,17 @@ class HostCard(FakeLibrary):
 
         def launch() -> None:
             self.launched += 1
-            a = array("a", spec.dtype, batch, *((k, m) if spec.transpose_a else (m, k)))
-            b = array("b", spec.dtype, batch, *((n, k) if spec.transpose_b else (k, n)))
+            left, right = INTEGER_PAIRS.get(spec.dtype, (spec.dtype, spec.dtype))
+            a = array("a", left, batch, *((k, m) if spec.transpose_a else (m, k)))
+            b = array("b", right, batch, *((n, k) if spec.transpose_b else (k, n)))
             if spec.dtype == "tfloat32" and not kernel.plan.plain:
                 a, b = round_to_eleven_bits(a), round_to_eleven_bits(b)
             a = np.swapaxes(a, 1, 2) if spec.transpose_a else a
             b = np.swapaxes(b, 1, 2) if spec.transpose_b else b
+            if spec.dtype in INTEGER_PAIRS:
+                array("out", "int32", batch, m, n)[:] = a.astype(np.int32) @ b.astype(np.int32)
+                self.check_fences()
+                return
             stored = run_epilogue(spec, a.astype(np.float32) @ b.astype(np.float32), operand)
             kinds = {each.name: (each.dtype, (batch, m, n)) for each in spec.outputs}
             for name, values in stored.items():
@@ -619,7 +604,7 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
         card.written[kernel.text.encode() + b"\0"] = kernel
         return load(binding, launch, kernel, *given, **named)
 
-    for module in (products, convolution, attention, scatter_rows, cross_entropy):
+    for module in (products, convolution, attention, cross_entropy):
         monkeypatch.setattr(module, "written_kernel_run", run)
 
     def load_text(kernel: TextKernel, place: device.Device) -> Function:

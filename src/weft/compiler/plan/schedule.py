@@ -35,7 +35,8 @@ class Task:
 
     A value that is both read and written was begun by another task, and is changed. work: in
     chunks; joins: it may be part of an ensemble; pinned: it has an effect, or may fail, and keeps
-    its place among its like; replaces: the inputs that it may be written over, in bytes.
+    its place among its like; replaces: the inputs that it may be written over, in bytes; phase:
+    tasks of different phases do not run as one.
     """
 
     reads: tuple[Hashable, ...]
@@ -44,6 +45,7 @@ class Task:
     joins: bool = True
     pinned: bool = False
     replaces: Mapping[Hashable, int] = field(default_factory=dict)
+    phase: int = 0
 
 
 def schedule(
@@ -209,7 +211,9 @@ def _ensembles(
         earliest = max([place.get(value, -1) for value in task.reads], default=-1) + 1
         nearest = max(earliest, len(launches) - window)
         hosts = range(len(launches) - 1, nearest - 1, -1) if _is_small(task, large) else ()
-        host = next((p for p in hosts if _is_small(tasks[launches[p][0]], large)), len(launches))
+        firsts = ((p, tasks[launches[p][0]]) for p in hosts)
+        suitable = (p for p, t in firsts if _is_small(t, large) and t.phase == task.phase)
+        host = next(suitable, len(launches))
         if host == len(launches):
             launches.append([])
         launches[host].append(number)

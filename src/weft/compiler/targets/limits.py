@@ -84,6 +84,8 @@ class FusionLimits:
     """Rows of a chunk at least: fewer write as much as they save."""
     most_chunk_rows: int = 64
     """Rows of a chunk at most: more leave too few chunks for the threads."""
+    ragged_chunks: bool = True
+    """Whether a last chunk may be shorter: where none come out even, or a size is a symbol."""
     chunk_elements: int = 0
     """Sums that all chunks together have at least, where chunks go over two axes; 0: they go over
     the last axis alone."""
@@ -182,6 +184,9 @@ class PlanLimits:
     """Bytes of such sums of all teams."""
     cache_line_bytes: int = 64
     """What values in scratch memory are aligned to."""
+    overlapped_bytes: int = 1 << 16
+    """Bytes below which a collective takes no longer than to wake the thread that would make it. It
+    begins no overlap, but may run behind others that have begun."""
 
 
 @frozen

@@ -238,21 +238,20 @@ class DeviceEmitter(Emitter):
             return
         end = lines.put(f"add i64 {base}, {width}")
         whole = lines.put(f"icmp sle i64 {end}, {stop}")
-        vector, rest, after = (lines.fresh(stem) for stem in ("vector", "rest", "after"))
-        lines.do(f"br i1 {whole}, label %{vector}, label %{rest}")
-        lines.label(vector)
+        # both bodies are written before the branch: what depends on no element stands above it
         self.values.enter(writes)
         with self.values.step(loop.index, base, width, "", writes):
             self.body(loop.body)
-        text = self.values.leave()
-        lines.text += text
-        lines.do(f"br label %{after}")
-        lines.label(rest)
+        vector_text = self.values.leave()
         self.values.enter(writes)
         self.loop(base, stop, 1, writes, self._scalar_body(loop), [], runs=True)
-        text = self.values.leave()
-        lines.text += text
-        lines.do(f"br label %{after}")
+        rest_text = self.values.leave()
+        vector, rest, after = (lines.fresh(stem) for stem in ("vector", "rest", "after"))
+        lines.do(f"br i1 {whole}, label %{vector}, label %{rest}")
+        for label, text in ((vector, vector_text), (rest, rest_text)):
+            lines.label(label)
+            lines.text += text
+            lines.do(f"br label %{after}")
         lines.label(after)
 
     def _body_with_late_stores(self, loop: For) -> None:
