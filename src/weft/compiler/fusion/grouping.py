@@ -259,10 +259,11 @@ class _Grouping:
     def _nodes_in_order(self) -> list[GraphNode]:
         """The nodes, numbers that are made of nothing but given numbers before all others.
 
-        A count of steps is then there when a state is updated, wherever it was written. So are a few
-        elements that are made of as few given ones: nothing that needs them waits for others.
+        A count of steps is then there when a state is updated, wherever it was written. So are few
+        elements that are made of a few given indices or labels: a gradient does not wait for them.
         """
-        known = {atom for atom in self.inputs if self._is_few(atom)}
+        given = {atom for atom in self.inputs if self._is_few(atom)}
+        known = {atom for atom in given if not _is_many(atom) or atom.type.dtype.is_integer}
         first: list[GraphNode] = []
         for node in self.graph.nodes:
             is_ready = all(isinstance(a, Literal) or a in known for a in node.operands)
