@@ -259,17 +259,24 @@ class _Grouping:
     def _nodes_in_order(self) -> list[GraphNode]:
         """The nodes, numbers that are made of nothing but given numbers before all others.
 
-        A count of steps is then there when a state is updated, wherever it was written.
+        A count of steps is then there when a state is updated, wherever it was written. So are few
+        elements that are made of a few given indices or labels: a gradient does not wait for them.
         """
-        known = {atom for atom in self.inputs if not _is_many(atom)}
+        given = {atom for atom in self.inputs if self._is_few(atom)}
+        known = {atom for atom in given if not _is_many(atom) or atom.type.dtype.is_integer}
         first: list[GraphNode] = []
         for node in self.graph.nodes:
             is_ready = all(isinstance(a, Literal) or a in known for a in node.operands)
-            if is_ready and self._is_loop(node) and not _is_many(node.results[0]):
+            if is_ready and self._is_loop(node) and self._is_few(node.results[0]):
                 known.update(node.results)
                 first.append(node)
         early = set(first)
         return [*first, *[node for node in self.graph.nodes if node not in early]]
+
+    def _is_few(self, atom: Atom) -> bool:
+        count = atom.type.size
+        is_short = isinstance(count, int) and count <= self.limits.early_elements
+        return is_short or not _is_many(atom)
 
     def _roots(self, node: GraphNode) -> list[Root]:
         """The roots that make a value."""

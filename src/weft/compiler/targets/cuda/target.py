@@ -87,6 +87,7 @@ CUDA_LIMITS = Limits(
         ragged_chunks=False,
         chunk_elements=1 << 18,
         fewest_chunks=512,
+        early_elements=1 << 15,
         recomputed_reads=2,
         stores_narrow_floats=True,
     ),
