@@ -70,7 +70,6 @@ entry:
   %buffers = getelementptr ptr, ptr %pointers, i64 1
   %pool = load ptr, ptr %record
   %scratch_at = getelementptr i8, ptr %record, i64 8
-  %scratch = load ptr, ptr %scratch_at
   %number = getelementptr %pool, ptr %pool, i64 0, i32 0
   %stop = getelementptr %pool, ptr %pool, i64 0, i32 1
   %active = getelementptr %pool, ptr %pool, i64 0, i32 9
@@ -111,6 +110,7 @@ begin:
   %is_end = icmp ne i64 %stopped, 0
   br i1 %is_end, label %leave, label %copy
 copy:
+  %scratch = load ptr, ptr %scratch_at
   %list_at = getelementptr %pool, ptr %pool, i64 0, i32 3
   %list = load ptr, ptr %list_at
   %count_at = getelementptr %pool, ptr %pool, i64 0, i32 4
@@ -205,6 +205,27 @@ yield:
   br label %rest
 rest:
   br label %wait
+done:
+  ret void
+}
+
+define internal void @place_workers(ptr %pool, ptr %scratch, i64 %own) nounwind {
+entry:
+  br label %next
+next:
+  %placed = phi i64 [ 0, %entry ], [ %more, %place ]
+  %is_last = icmp eq i64 %placed, $workers
+  br i1 %is_last, label %done, label %place
+place:
+  %before = mul i64 %placed, $record
+  %at = add i64 %before, $pool
+  %record = getelementptr i8, ptr %pool, i64 %at
+  %more = add i64 %placed, 1
+  %skipped = mul i64 %more, %own
+  %first = getelementptr i8, ptr %scratch, i64 %skipped
+  %scratch_at = getelementptr i8, ptr %record, i64 8
+  store ptr %first, ptr %scratch_at
+  br label %next
 done:
   ret void
 }
