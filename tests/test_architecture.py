@@ -96,6 +96,7 @@ NO_MACHINES_NUMBERS: dict[str, dict[str, set[str]]] = {
         "function.closures": {"DEPTH"},
         "function.fastcall.repeated_calls": {"PATIENCE", "RENEWAL"},
         "function.program_cache": {"DRAFTS", "KEPT"},
+        "function.split_program": {"KEPT"},
         "function.units": {"OWN_SIZES"},
         "fusion.grouping": {"DEEPEST", "NEIGHBOURS", "NESTED"},
         "graph_passes.attention.causal": {"_LARGEST"},

@@ -37,6 +37,7 @@ from weft.ir.constants import call_beside
 from weft.ir.graph import graphs_in
 from weft.ir.kinds import Collective, Control
 from weft.ir.parts import as_part
+from weft.ir.places import TRANSFER
 from weft.ir.primitive import Primitive
 from weft.ir.tape import record
 from weft.ir.tensor import Tensor, Trace, constants_on, grad_mode, leak_error, traces, wrap
@@ -211,8 +212,10 @@ def _evaluate_elsewhere(
     primitive: Primitive, arrays: list[Any], params: dict[str, Any], device: Device
 ) -> Any:
     """Compute a primitive on a device; by reference where there is no code for it."""
-    if primitive.name == "transfer":  # its reference copies from any device to any
+    if primitive.name == TRANSFER:  # its reference copies from any device to any
         return wrap(primitive.reference(*arrays, **params))
+    if primitive.name == "call":  # its graph says what is computed where
+        return tuple(map(wrap, primitive.reference(*arrays, **params)))
     if not computes(device):
         raise _no_target(primitive, arrays)
     if arrays:  # what is made of nothing differs in its shape: code for each would take too long
@@ -277,7 +280,8 @@ def deepest_trace(operands: Sequence[Tensor], purpose: str) -> Trace | None:
         value = operand._value
         if type(value) is not HostArray:
             if type(value) in CONCRETE:
-                if not is_checked and len(operands) > 1:
+                if not is_checked and len(operands) > 1 and purpose != "call":
+                    _place_traces(operands, device_of(value))
                     check_one_device(purpose, operands)
                     is_checked = True
                 continue
@@ -287,6 +291,14 @@ def deepest_trace(operands: Sequence[Tensor], purpose: str) -> Trace | None:
             if found is None or trace.level > found.level:
                 found = trace
     return found
+
+
+def _place_traces(operands: Sequence[Tensor], device: Device) -> None:
+    """Let traces that know of no device yet be of the one that an operand is on."""
+    for operand in operands:
+        value = operand._value
+        if type(value) not in CONCRETE and not value.trace.is_placed:
+            value.trace.device, value.trace.is_placed = device, True
 
 
 def _trace_of_constants(

@@ -15,11 +15,13 @@ import numpy as np
 from weft.core.arrays import HostArray
 from weft.core.dtypes import DType, bool_
 from weft.core.errors import DTypeError, ShapeError
+from weft.core.settings import settings
 from weft.core.shapes import broadcast_shapes
 from weft.core.types import TensorType
 from weft.ir import numerics, ranges
 from weft.ir.derivatives import additive, constant, tangent
 from weft.ir.dispatch import apply
+from weft.ir.eager import DIFFERENTIATED, large_elementwise
 from weft.ir.kinds import Elementwise
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor, grad_mode, wrap
@@ -121,12 +123,34 @@ def where(condition: Any, x1: Any, x2: Any, /) -> Tensor:
     if type(condition) is Tensor:
         mask = condition._value
         if type(mask) is HostArray and mask.dtype is _BOOL:
-            chosen = _short_where(mask, x1, x2)
+            is_large = mask.size >= DIFFERENTIATED * settings.eager_elements
+            chosen = _large_where(condition, x1, x2) if is_large else None
+            chosen = _short_where(mask, x1, x2) if chosen is None else chosen
             if chosen is not None:
                 return chosen
     return apply(
         select, as_tensor("where", condition, "condition"), *promote_operands("where", (x1, x2))
     )
+
+
+_choose_compiled = large_elementwise(select)
+
+
+def _large_where(condition: Tensor, x1: Any, x2: Any) -> Tensor | None:
+    """`where` of large tensors of one dtype by a kernel: NumPy takes a branch for each element."""
+    like = x1 if type(x1) is Tensor else x2
+    if type(like) is not Tensor or type(like._value) is not HostArray:
+        return None
+    sides = []
+    for side in (x1, x2):
+        if type(side) is not Tensor:
+            if not _is_weak(side, like._value):
+                return None
+            side = wrap(np.array(side, like._value.dtype))
+        if type(side._value) is not HostArray or side._value.dtype is not like._value.dtype:
+            return None
+        sides.append(side)
+    return _choose_compiled((condition, *sides))
 
 
 def _short_where(mask: Array, x1: Any, x2: Any) -> Tensor | None:

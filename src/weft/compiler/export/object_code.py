@@ -33,7 +33,7 @@ from weft.compiler.export.object_writers import (
     word,
 )
 from weft.compiler.export.program import ExportedProgram
-from weft.compiler.export.threads import pool_bytes, pool_text
+from weft.compiler.export.threads import pool_bytes, pool_functions
 from weft.compiler.export.writers import Needs
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cpu.cache.kernels import text_of
@@ -225,7 +225,7 @@ def object_file(
     functions = [each.symbol[1:] for each in own] + [f"{name}_message"]
     declared = [f'declare void @"weft.{each}"(ptr, ptr, i64, i64)' for each in _called_names(needs)]
     scratch = int(memory.scratch.table.flat[0])
-    pool = [pool_text(threads, needs.buffers, scratch)] if threads > 1 else []
+    pool = pool_functions(threads, needs.buffers, scratch) if threads > 1 else []
     functions_text = (*pool, *needs.written_rows, *hidden, *own, *writer.message())
     main = module_text(*_data(needs, blob, inside), *declared, *functions_text)
     texts = [main, *_modules(needs, machine)]

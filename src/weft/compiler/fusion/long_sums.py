@@ -77,7 +77,9 @@ def _is_rounded(update: Update) -> bool:
 
 
 def _is_short(extent: Scalar, limit: int) -> bool:
-    return extent.op == "const" and extent.detail <= limit
+    """Whether a loop runs at most so often: a number, or the lesser of one and something else."""
+    first = extent.args[0] if extent.op == "minimum" else extent
+    return first.op == "const" and first.detail <= limit
 
 
 def _block_update(update: Update, index: Scalar, here: Scalar) -> Update:

@@ -45,11 +45,13 @@ from weft.compiler.plan.launch import (
     node_kernels_in_order,
     one,
 )
+from weft.compiler.plan.overlap import collectives_first, overlap_collectives
 from weft.compiler.plan.program_plan import ProgramPlan, root_of, symbols_of
 from weft.compiler.plan.row_fusion import chain_launches
 from weft.compiler.plan.stage_log import StageLog
 from weft.compiler.plan.verify import verify_plan
 from weft.compiler.targets.target import Target
+from weft.core.settings import settings
 from weft.ir.graph import Graph, GraphNode, Literal, Variable
 from weft.ir.loop_verify import verify_kernel
 from weft.runtime.memory import Lifetime, Planner
@@ -237,10 +239,14 @@ def _order(
     together = [each for each in fused if each.kind is Kind.ROW_FUSION]
     log.end(ROW_FUSION, start, len(launches), len(fused), {"fused by rows": len(together)})
     start = log.begin()
-    order = schedule_launches(fused, graph, root, limits)
+    first, late = collectives_first(fused, graph, root) if settings.overlap else (fused, ())
+    order = schedule_launches(first, graph, root, limits, late)
     grouped = [each for each in order if each.kind is Kind.GROUPED]
-    log.end(SCHEDULE, start, len(fused), len(order), {"groups that run as one": len(grouped)})
-    return order
+    begun = overlap_collectives(order, graph, root, limits) if settings.overlap else order
+    done = {"groups that run as one": len(grouped), "collectives beside others": 0}
+    done["collectives beside others"] = len(begun) - len(order)
+    log.end(SCHEDULE, start, len(fused), len(begun), done)
+    return begun
 
 
 # --- memory --------------------------------------------------------------------------------------

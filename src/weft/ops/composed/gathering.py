@@ -157,6 +157,7 @@ def take_along_axis(x: Operand, indices: Operand, /, *, axis: int = -1) -> Tenso
     return apply(indexing.gather, x, *along_axis(places, place, places.shape), axes=_all(x))
 
 
+@beside_operands
 def put_along_axis(x: Operand, indices: Operand, values: Operand, /, *, axis: int = -1) -> Tensor:
     """x with values put at indices along an axis, position by position on the other axes.
 
@@ -176,7 +177,7 @@ def put_along_axis(x: Operand, indices: Operand, values: Operand, /, *, axis: in
             got={"x": x, "indices": places},
             fix="broadcast x first: wf.broadcast_to",
         )
-    new = convert_to(as_tensor("put_along_axis", values, "values"), x.dtype)
+    new = convert_to(place_beside(as_tensor("put_along_axis", values, "values"), x), x.dtype)
     updates = _broadcast_source("put_along_axis", new, places.shape)
     everywhere = along_axis(places, place, places.shape)
     return apply(indexing.scatter, x, updates, *everywhere, axes=_all(x), unique=False)

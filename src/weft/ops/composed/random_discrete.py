@@ -58,7 +58,7 @@ from weft.ops.indexing import gather
 from weft.ops.logic import logical_and, logical_not, logical_or
 from weft.ops.movement import broadcast_to, reshape, slice_
 from weft.ops.operands import as_number, as_tensor, convert_to, scalar_tensor
-from weft.ops.placement import takes_device
+from weft.ops.placement import default_device_here, on_device, takes_device
 from weft.ops.selection import where
 from weft.ops.sorting import argsort, searchsorted
 from weft.ops.special import lgamma
@@ -288,6 +288,8 @@ def _chances(op: str, p: Any, count: Dimension) -> Tensor:
     """Checked chances, in float64."""
     given = np.asarray(p, np.float64) if isinstance(p, (list, tuple)) else p
     chances = convert_to(as_tensor(op, given, "p"), float64)
+    if not isinstance(p, Tensor):
+        chances = on_device(chances, default_device_here(), is_asked=False)
     if chances.ndim != 1 or not equal(chances.shape[0], count):
         raise ShapeError(
             op,

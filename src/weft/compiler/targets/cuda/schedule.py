@@ -6,8 +6,8 @@ iterations are independent. There are two kinds of bodies:
 - *elements*: the innermost loop of the nest is a vector loop. A thread takes `width` neighbours of
   it, so that memory is touched 16 bytes at a time.
 - *rows*: the body holds accumulations and vector loops of its own. A team of threads (one thread, a
-  warp, or a block) runs it together: each thread takes the same elements of every loop, so that
-  what one loop computes is still in registers in the next.
+  warp or a part of it, or a block) runs it together: each thread takes the same elements of every
+  loop, so that what one loop computes is still in registers in the next.
 
 >>> from weft.core.dtypes import bfloat16
 >>> from weft.ir.scalars import Buffer, index, size
@@ -76,10 +76,14 @@ class Schedule:
     """The innermost loop of the grid, if a thread takes `width` neighbours of it."""
     team: int
     width: int
+    is_across: bool = False
+    """Whether a team has one thread of each warp: neighbouring lanes are neighbouring elements."""
 
     @property
     def block(self) -> int:
         """Threads of a block: some warps, or one team of several warps."""
+        if self.is_across:
+            return self.team * WARP
         return self.team if self.team > WARP else ROW_BLOCK if self.team > 1 else BLOCK
 
     def teams(self, sizes: Mapping[str, int]) -> int:
@@ -130,8 +134,13 @@ def schedule(kernel: Kernel) -> Schedule:
         grid = _with_several_rows(grid, width)
         return Schedule(kernel, grid, grid[-1].body, grid[-1], 1, width)
     loops = list(team_loops(body))
+    if grid and grid[-1].is_vector and _runs_down_columns(kernel, grid, body):
+        return Schedule(kernel, grid, body, None, _team_across(loops), 1, is_across=True)
     width = _row_width(loops)
-    return Schedule(kernel, grid, body, None, _team(loops, width), width)
+    team = _team(loops, width)
+    if team == WARP:
+        team = _part_of_warp(grid, body, loops, width)
+    return Schedule(kernel, grid, body, None, team, width)
 
 
 # --- the loops of the grid ----------------------------------------------------------------------
@@ -236,6 +245,36 @@ def _is_row(grid: tuple[For, ...], body: tuple[Statement, ...]) -> bool:
     return longest >= LONG and total < FEW_ELEMENTS
 
 
+def _runs_down_columns(kernel: Kernel, grid: tuple[For, ...], body: tuple[Statement, ...]) -> bool:
+    """Whether a warp should take neighbouring elements, where sums go down columns of memory.
+
+    A warp that goes down one column reads a whole sector of each row for one element of it. Warps
+    are whole, so that all threads of a block meet at its barrier.
+    """
+    loops = list(team_loops(body))
+    if kernel.scratch or any(loop.extent.op != "const" for loop in (*grid, *loops)):
+        return False
+    if not all(isinstance(each, Accumulate) and not each.body for each in loops):
+        return False
+    if any(isinstance(each, For) or (has_loops((each,)) and each not in loops) for each in body):
+        return False
+    vector, one = grid[-1], const(1, INDEX)
+    offsets = [
+        offset
+        for loop in loops
+        for _, offset in _accesses((loop,))
+        if loop.index in offset.variables
+    ]
+    are_columns = all(coefficient(offset, vector.index) is one for offset in offsets)
+    return bool(offsets) and are_columns and int(vector.extent.detail) % WARP == 0
+
+
+def _team_across(loops: list[For | Accumulate]) -> int:
+    """The warps that share columns: each thread takes about 16 elements of its own."""
+    longest = max(int(loop.extent.detail) for loop in loops)
+    return min(WARP, max(4, 1 << (longest // 16 - 1).bit_length()))
+
+
 # --- several rows for a thread -------------------------------------------------------------------
 
 ROW_COUNTS = (4, 7, 5, 3, 2)
@@ -323,6 +362,24 @@ def _team(loops: list[For | Accumulate], width: int) -> int:
         return 1
     wanted = max(WARP, -(-longest // max(HELD, width)))
     return min(LARGEST_TEAM, 1 << (wanted - 1).bit_length())
+
+
+def _part_of_warp(
+    grid: tuple[For, ...], body: tuple[Statement, ...], loops: list[For | Accumulate], width: int
+) -> int:
+    """The threads of a short row: as many as have elements, so that several rows share a warp.
+
+    Their threads go through the same code in step: every loop has the same extent in all rows, and
+    no warp has rows that are there and others that are not. Vectors of one or two elements keep a
+    warp, whose order of summation is the processor's.
+    """
+    extents = [each.extent for each in (*grid, *walk(body)) if isinstance(each, For | Accumulate)]
+    if width <= 2 or any(extent.op != "const" for extent in extents):
+        return WARP
+    longest = max(int(loop.extent.detail) for loop in loops)
+    team = max(2, 1 << (-(-longest // width) - 1).bit_length())
+    rows = prod(int(loop.extent.detail) for loop in grid)
+    return team if team < WARP and rows * team % WARP == 0 else WARP
 
 
 def upper_bound(extent: Scalar) -> int | None:

@@ -58,7 +58,7 @@ def is_attention(node: GraphNode) -> bool:
     """Whether attention, or its gradient, has a kernel: 16-bit floats of known sizes."""
     if node.primitive not in LARGEST_HEAD:
         return False
-    named = _operand_types(node)
+    named = operand_types(node)
     q, k, v = (named[name] for name in "qkv")
     shapes = [*q.shape, *k.shape, *v.shape]
     if q.dtype not in (bfloat16, float16) or not all(isinstance(dim, int) for dim in shapes):
@@ -73,12 +73,13 @@ def is_attention(node: GraphNode) -> bool:
         and int(k.shape[-2]) > 0
         and (node.primitive is attention or int(k.shape[-2]) <= MOST_KEYS)
         and prod(int(dim) for dim in q.shape) > 0
-        and ("mask" not in named or _mask_strides(named) is not None)
+        and ("mask" not in named or mask_strides(named) is not None)
         and _draws_in_blocks(named, node.params.get("kept", 1.0))
     )
 
 
-def _operand_types(node: GraphNode) -> dict[str, TensorType]:
+def operand_types(node: GraphNode) -> dict[str, TensorType]:
+    """The types of the operands of attention, or of its gradient, by name."""
     names = _names(node.primitive, len(node.operands), node.params.get("kept", 1.0) < 1)
     kinds = [atom.type for atom in node.operands]
     return dict(zip(names, kinds, strict=True))
@@ -90,7 +91,7 @@ def _names(primitive: Primitive, count: int, drops: bool) -> tuple[str, ...]:
     return (*names, *(["mask"] if count > len(names) + len(drawn) else []), *drawn)
 
 
-def _mask_strides(named: dict[str, TensorType]) -> tuple[int, int, int] | None:
+def mask_strides(named: dict[str, TensorType]) -> tuple[int, int, int] | None:
     """Elements from batch to batch, head to head and row to row of a mask; None for others."""
     mask, (*front, heads, queries, _) = named["mask"], named["q"].shape
     keys, shape = named["k"].shape[-2], mask.shape
@@ -168,7 +169,7 @@ def _describe(primitive: Primitive, launch: Launch, sizes: Sizes) -> _Bound:
         shapes[name] = (prod(front), heads, time, head)
     (batch, heads, queries, head), (_, key_heads, keys, _) = shapes["q"], shapes["k"]
     mask = kinds["mask"].dtype.name if "mask" in kinds else ""
-    strides = (_mask_strides(kinds) if mask else None) or (0, 0, 0)
+    strides = (mask_strides(kinds) if mask else None) or (0, 0, 0)
     spec = AttentionSpec(
         kinds["q"].dtype.name, padded_head(head), causal=offset is not None, scale=scale,
         mask=mask, aligned=_aligned_elements(mask, keys), kept=kept, guarded=guarded,

@@ -14,6 +14,7 @@ import math
 from dataclasses import replace
 
 from weft.compiler.targets.cuda.products.description import (
+    INTEGER_PAIRS,
     Apply,
     Combine,
     Compute,
@@ -57,7 +58,7 @@ _SHORTEST_STEP = 200
 _CACHE_BYTES_PER_CYCLE = 62
 _PART_CYCLES = 2500  # a part's way to the block that adds it up
 _FEWEST_STEPS = 3  # of a part
-_DTYPES = ("bfloat16", "float16", "float32", "tfloat32", "int8", "int32")
+_DTYPES = ("bfloat16", "float16", "float32", "tfloat32", "int32", *INTEGER_PAIRS)
 
 
 @frozen(slots=False)
@@ -108,7 +109,7 @@ def best_plan(
                 got={"dtype": dtype},
                 fix='cast the operands: a.astype("float32")',
             )
-    if (not has_warpgroups or spec.dtype == "int8") and takes_warp_products(spec):
+    if (not has_warpgroups or spec.dtype in INTEGER_PAIRS) and takes_warp_products(spec):
         tiles = math.ceil(sizes.m / 128) * math.ceil(sizes.n / 128) * sizes.batch
         return warp_plan(tiles, multiprocessors)
     if not has_warpgroups or not _takes_tensor_cores(spec):
