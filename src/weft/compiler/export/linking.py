@@ -115,14 +115,16 @@ def runner(platform: Platform, target: str) -> list[str]:
         return []
     found = next((path for name in platform.emulators if (path := shutil.which(name))), None)
     is_level = platform.triple.startswith("x86_64")
-    if found is None or (is_level and platform.has >= {"avx512f"}):
+    if found is None:
         raise UnsupportedError(
             "export",
             f"programs for {target} cannot be run here",
-            expected="the machine itself, or an emulator: "
-            + (", ".join(platform.emulators) or "-"),
+            expected="the machine itself"
+            + "".join(f", or the emulator {each}" for each in platform.emulators[:1]),
             got={"target": target},
-            fix="check it on another machine, or install qemu-user-static",
+            fix=f"install {platform.emulators[0]}"
+            if platform.emulators
+            else "build main.c with the library there, and run it",
         )
     return [found, "-cpu", "max"] if is_level else [found]
 
