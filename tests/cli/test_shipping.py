@@ -93,7 +93,7 @@ def test_a_checkpoint_gives_a_named_network_its_weights(
     assert main(["export", "mine.py:net", *flags]) == 0
     written = wf.load(program / "model" / "model.safetensors")
     held = {tuple(t.shape): t.numpy() for t in written.values()}
-    np.testing.assert_array_equal(held[4, 6], net[0].weight.numpy())
+    np.testing.assert_array_equal(held[4, 6], net[0].weight.detach().numpy())
 
 
 def test_an_onnx_file_is_a_program(program: Path, capsys: pytest.CaptureFixture[str]) -> None:

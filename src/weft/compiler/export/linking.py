@@ -135,9 +135,20 @@ def run_program(command: Sequence[str], folder: Path) -> None:
 
 
 def _run(command: Sequence[str], target: str, folder: Path | None = None) -> None:
-    done = subprocess.run(
-        list(command), cwd=folder, capture_output=True, text=True, timeout=LIMIT, check=False
-    )
+    try:
+        done = subprocess.run(
+            list(command), cwd=folder, capture_output=True, text=True, timeout=LIMIT, check=False
+        )
+    except (subprocess.TimeoutExpired, OSError) as error:
+        is_late = isinstance(error, subprocess.TimeoutExpired)
+        raise UnsupportedError(
+            "export",
+            f"{Path(command[0]).name} "
+            + (f"did not end within {LIMIT} seconds" if is_late else f"could not be run: {error}"),
+            expected=f"a command for {target} that ends well",
+            got={"command": " ".join(command)[:400]},
+            fix="run the command by hand to see what it waits for",
+        ) from None
     if done.returncode:
         said = (done.stderr or done.stdout).strip()[-2000:]
         raise UnsupportedError(
