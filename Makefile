@@ -67,8 +67,10 @@ quick: $(VENV)  ## for the loop of a developer: all tests but the slow ones, of 
 test-pythons:  ## the tests of `make quick` on Python 3.11 to 3.14, where they are to be had; PYTHONS="3.13" TESTS="tests/core"
 	@scripts/test-pythons "$(PYTHONS)" -q -n $(WORKERS) $(TESTS)
 
-test-gpu: $(VENV)  ## the tests that need an NVIDIA card; they are skipped where there is none
+test-gpu: $(VENV)  ## the tests that need an NVIDIA card, and random programs on it; skipped where there is none
 	.venv/bin/python -m pytest -q -n 0 tests/gpu
+	@test ! -e /dev/nvidiactl || .venv/bin/python -m tests.fuzz --programs $(PROGRAMS) --seed $(SEED) \
+	    --minutes $(MINUTES) --workers $(WORKERS) --threads 1 --ways cuda,cuda-eager
 
 checked: $(VENV)  ## the tests of programs and memory in the checking mode; CHECKED=tests/compiler for more
 	WEFT_CHECK=memory .venv/bin/python -m pytest -q -n $(WORKERS) $(CHECKED)

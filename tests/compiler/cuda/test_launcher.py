@@ -340,5 +340,5 @@ def test_launches_have_workspaces_of_their_own_while_these_are_small(
         monkeypatch.setattr(bindings, "OWN_WORKSPACES", limit)
         program.release()
         bound = program._bind([x, y])  # type: ignore[attr-defined]
-        sizes.append(bound.binding.workspace_bytes)
+        sizes.append(bound.launches.workspace_bytes)
     assert sizes[1] == 2 * sizes[0] > 0

@@ -436,10 +436,12 @@ class _Grouping:
         if node.primitive is not convert or not self.limits.stores_narrow_floats:
             return None
         source = node.operands[0]
-        if not isinstance(source, Variable) or source not in self.producer:
-            return None
-        is_narrow = source.type.dtype in (bfloat16, float16)
-        return source if is_narrow and self._is_loop(self.producer[source]) else None
+        return source if isinstance(source, Variable) and self._is_narrow_loop(source) else None
+
+    def _is_narrow_loop(self, variable: Variable) -> bool:
+        """Whether a loop of this program makes 16-bit floats."""
+        node, is_narrow = self.producer.get(variable), variable.type.dtype in (bfloat16, float16)
+        return is_narrow and node is not None and self._is_loop(node)
 
     def _beside_small(self, value: Variable, stored: dict[Variable, str]) -> Recomputed:
         """What a value takes if the small values that it is computed from are stored.

@@ -55,6 +55,7 @@ from weft.compiler.targets.cuda.products.binding import (
 from weft.compiler.targets.cuda.products.fusing import fuse_epilogues
 from weft.compiler.targets.cuda.scans import is_running, running_launch
 from weft.compiler.targets.cuda.sorting import is_sorting, sort_launch
+from weft.compiler.targets.cuda.stored_programs import stored_program
 from weft.compiler.targets.cuda.wide_sums import widen_sums
 from weft.compiler.targets.limits import (
     FusionLimits,
@@ -75,6 +76,7 @@ CUDA_LIMITS = Limits(
         recognized_queries=1 << 40,
         multiplies_short_floats=True,
         sums_by_image=False,
+        expands_matrix_functions=False,
         mask_operations=0,
     ),
     fusion=FusionLimits(
@@ -210,8 +212,8 @@ class CudaTarget:
         return CudaExecutable(plan, self.ordinal)
 
     def stored(self, digest: str, compiled: Callable[[], Executable]) -> Executable:
-        """See `Target`: kernels are kept on disk, programs are planned anew."""
-        return compiled()
+        """See `Target`."""
+        return stored_program(digest, self.ordinal, compiled) if is_available() else compiled()
 
     def watch(self, observe: Observer) -> AbstractContextManager[None]:
         """See `Target`."""
