@@ -102,8 +102,10 @@ class Trainer:
         self.metrics: list[Metric] = as_metrics(metrics)
         self._all_callbacks = [*callbacks, *([Progress()] if progress else [])]
         self.choose_callbacks()
-        self.accumulate = _positive("accumulate", accumulate)
-        self.checkpoint_every = checkpoint_every and _positive("checkpoint_every", checkpoint_every)
+        self.accumulate = _check_positive("accumulate", accumulate)
+        self.checkpoint_every = checkpoint_every and _check_positive(
+            "checkpoint_every", checkpoint_every
+        )
         self.checkpoint_folder = (
             None if checkpoint_folder is None else CheckpointFolder(checkpoint_folder, keep_last)
         )
@@ -570,7 +572,7 @@ def _slices(data: Any, batch_size: int) -> list[Any]:
     return [data[i : i + batch_size] for i in range(0, len(data), batch_size)]
 
 
-def _positive(name: str, value: Any) -> int:
+def _check_positive(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise wf.ArgumentError(
             "train.Trainer",

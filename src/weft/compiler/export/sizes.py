@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.dimensions import Dim, Floor, holds, symbol, symbols_in
+from weft.core.dimensions import Dim, Floor, guard_holds, symbols_in
 from weft.core.errors import ArgumentError, UnsupportedError
 from weft.core.guards import Guard
 from weft.core.records import frozen
@@ -146,7 +146,7 @@ def _is_size(value: Any) -> bool:
 def check_guards(guards: Sequence[Guard], sizes: SizeRange) -> None:
     """Refuse a program that was traced for some of the sizes alone."""
     for guard in guards:
-        other = next((each for each in sizes.choices if not holds(guard, each)), None)
+        other = next((each for each in sizes.choices if not guard_holds(guard, each)), None)
         if other is not None:
             wanted = {"positive": "> 0", "zero": "== 0"}[guard.relation]
             raise UnsupportedError(
@@ -161,7 +161,7 @@ def check_guards(guards: Sequence[Guard], sizes: SizeRange) -> None:
 def check_lifetimes(buffers: Sequence[Lifetime], sizes: SizeRange) -> None:
     """Refuse a program of which some value is not largest where all sizes are."""
     for buffer in buffers:
-        if isinstance(buffer.size, Dim) and _most(buffer.size, sizes) > _at_largest(
+        if isinstance(buffer.size, Dim) and _largest_size(buffer.size, sizes) > _at_largest(
             buffer.size, sizes
         ):
             raise UnsupportedError(
@@ -175,10 +175,10 @@ def check_lifetimes(buffers: Sequence[Lifetime], sizes: SizeRange) -> None:
 
 
 def _at_largest(dim: Dimension, sizes: SizeRange) -> int:
-    return _most(dim, SizeRange(dict.fromkeys(sizes.largest, 1)), sizes.largest)
+    return _largest_size(dim, SizeRange(dict.fromkeys(sizes.largest, 1)), sizes.largest)
 
 
-def _most(dim: Dimension, sizes: SizeRange, at: Sizes | None = None) -> int:
+def _largest_size(dim: Dimension, sizes: SizeRange, at: Sizes | None = None) -> int:
     """An upper bound over all choices, or the value at one."""
     return _bounds(dim, {n: (m, m) for n, m in at.items()} if at else _ranges(sizes))[1]
 
@@ -214,8 +214,3 @@ def symbols_of(shapes: Sequence[Sequence[Dimension]]) -> Iterator[str]:
         for dim in shape:
             seen.update(dict.fromkeys(sorted(symbols_in(dim))))
     yield from seen
-
-
-def as_symbols(sizes: SizeRange) -> dict[str, Dimension]:
-    """Each size as a symbol."""
-    return {name: symbol(name) for name in sizes.names}

@@ -31,7 +31,7 @@ from weft.core.dimensions import symbols_in
 from weft.core.records import frozen
 from weft.core.shapes import symbol
 from weft.core.types import TensorType
-from weft.ir.eager import contiguous
+from weft.ir.eager import contiguous_array
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
 from weft.ir.kinds import Elementwise, Movement
 from weft.ir.reverse import or_zeros, vjp
@@ -42,7 +42,7 @@ from weft.ir.walking import is_pure
 from weft.ops.control import (
     Marks,
     closed_graph,
-    inexact,
+    inexact_marks,
     place_marked,
     select_marked,
     silent_graph,
@@ -129,10 +129,13 @@ def _joint(graph: Graph, wanted: Marks) -> Graph:
 
         varying = select_marked(inputs, wanted)
         results, pullback = vjp(outputs, *varying)
-        return [*results, *or_zeros(pullback(place_marked(cotangents, inexact(kinds))), varying)]
+        return [
+            *results,
+            *or_zeros(pullback(place_marked(cotangents, inexact_marks(kinds))), varying),
+        ]
 
     return closed_graph(
-        outputs_and_cotangents, [*graph.input_types, *select_marked(kinds, inexact(kinds))]
+        outputs_and_cotangents, [*graph.input_types, *select_marked(kinds, inexact_marks(kinds))]
     )
 
 
@@ -234,7 +237,7 @@ class Taped:
     def __init__(self, graph: Graph, wanted: Marks, target: Target | None = None) -> None:
         self.graph, self._target = graph, target
         self._wanted = tuple(
-            w and d for w, d in zip(wanted, inexact(graph.input_types), strict=True)
+            w and d for w, d in zip(wanted, inexact_marks(graph.input_types), strict=True)
         )
         self._cut = split_graph(graph, self._wanted, target)
         self._forward = unit_executable(self._cut.forward, target)
@@ -247,7 +250,7 @@ class Taped:
         self._kept_outputs = [
             Place("output", place) in needed for place in range(len(graph.outputs))
         ]
-        self._inexact = inexact(graph.output_types)
+        self._inexact = inexact_marks(graph.output_types)
         self._params = {"graph": graph, "pull": self}
 
     def __call__(self, inputs: Sequence[Tensor], arrays: Sequence[Array]) -> list[Tensor]:
@@ -306,7 +309,7 @@ class Taped:
             return None
         if self._backward is None:
             self._backward = unit_executable(self._cut.backward, self._target)
-        found = iter(self._backward.run([contiguous(array) for array in arrays]))
+        found = iter(self._backward.run([contiguous_array(array) for array in arrays]))
         return [wrap(next(found)) if want else None for want in self._wanted]
 
     def _cotangent(self, node: Node, cotangents: dict[int, Tensor], position: int) -> Any:

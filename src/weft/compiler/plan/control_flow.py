@@ -80,7 +80,7 @@ class Loop:
 
         What one plan has made once, before the first step, must outlive the runs of the other.
         """
-        peaks = [plan.planner.at(sizes).peak for plan in self.plans]
+        peaks = [plan.planner.plan_for(sizes).peak for plan in self.plans]
         if not any(plan.once for plan in self.plans):
             return [*[0 for _ in peaks], max(peaks)]
         return [sum(map(_aligned_size, peaks[:number])) for number in range(len(peaks) + 1)]
@@ -106,7 +106,7 @@ class Choice:
 
     def bytes(self, sizes: Sizes) -> int:
         """The scratch memory: one branch after the other lies in it."""
-        return max(plan.planner.at(sizes).peak for plan in self.plans)
+        return max(plan.planner.plan_for(sizes).peak for plan in self.plans)
 
 
 @frozen(eq=False)

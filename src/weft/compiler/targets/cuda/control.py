@@ -56,7 +56,9 @@ class Body:
         for atom in inner.plan.graph.outputs:
             root = inner.plan.root(atom)
             own = not isinstance(root, Literal) and root not in given and root not in seen
-            held = str(inner.plan.slots.get(root)) in inner.plan.planner.at(outer.sizes).offsets
+            held = (
+                str(inner.plan.slots.get(root)) in inner.plan.planner.plan_for(outer.sizes).offsets
+            )
             self._sources.append((inner.plan.slots[root] if own and not held else None, root))
             seen.add(root)
         self.sizes = [bytes_of(atom.type, outer.sizes) for atom in inner.plan.graph.outputs]

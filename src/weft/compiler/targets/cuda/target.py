@@ -186,7 +186,7 @@ class CudaTarget:
         """See `Target`."""
         return CudaExecutable(plan, self.ordinal)
 
-    def stored(self, digest: str, compiled: Callable[[], Executable]) -> Executable:
+    def stored_executable(self, digest: str, compiled: Callable[[], Executable]) -> Executable:
         """See `Target`: kernels are kept on disk, programs are planned anew."""
         return compiled()
 
