@@ -75,6 +75,7 @@ STAGES: dict[str, set[str]] = {
 # Where the names of primitives mean something else: scalar instructions, and what users call.
 OTHER_NAMES = {
     "weft.ir.scalars": "the vocabulary of scalar instructions",
+    "weft.ir.loop_reference": "operators of scalar instructions",
     "weft.compiler.targets.llvm": "tables over scalar instructions",
     "weft.compiler.targets.cpu.engine": "functions of the C library",
     "weft.compiler.export.c_kernels": "tables over scalar instructions",
@@ -96,6 +97,7 @@ NO_MACHINES_NUMBERS: dict[str, dict[str, set[str]]] = {
         "function.closures": {"DEPTH"},
         "function.fastcall.repeated_calls": {"PATIENCE", "RENEWAL"},
         "function.program_cache": {"DRAFTS", "KEPT"},
+        "function.split_program": {"KEPT"},
         "function.units": {"OWN_SIZES"},
         "fusion.grouping": {"DEEPEST", "NEIGHBOURS", "NESTED"},
         "graph_passes.attention.causal": {"_LARGEST"},
@@ -112,6 +114,7 @@ NO_MACHINES_NUMBERS: dict[str, dict[str, set[str]]] = {
         "memory_budget.search": {
             "ATTEMPTS", "CLOSE", "EXPLORED", "HOPELESS", "NOTES", "REFINED", "ROUNDS", "USUAL",
         },
+        "plan.column_sums": {"NEAR"},
         "plan.schedule": {"WINDOW"},
     },
     "rounding, and the formats of numbers and arrays": {

@@ -30,10 +30,11 @@ from weft.ir.batching import to_front, vmap
 from weft.ir.dispatch import OBSERVERS, active_trace
 from weft.ir.forward import jvp
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
+from weft.ir.places import TRANSFER
 from weft.ir.reverse import or_zeros, vjp
 from weft.ir.tensor import Tensor, traces
 from weft.ir.tracing import interpret, trace
-from weft.ir.walking import is_pure, replace_node
+from weft.ir.walking import graphs_of, is_pure, replace_node
 
 __all__: list[str] = []
 
@@ -120,7 +121,16 @@ def split_by_counts(values: Sequence[T], counts: Sequence[int]) -> list[Sequence
 
 def silent_graph(graph: Graph) -> Graph:
     """The graph without nodes that only have an effect: a derivative must not print again."""
-    return graph if all(map(is_pure, graph.nodes)) else _without_shown_nodes(graph)
+    return graph if shows_nothing(graph) else _without_shown_nodes(graph)
+
+
+def shows_nothing(graph: Graph) -> bool:
+    """Whether a run of a graph is not seen from outside; a move to another device is not."""
+    return all(
+        node.primitive.name == TRANSFER
+        or (not node.primitive.impure and all(map(shows_nothing, graphs_of(node))))
+        for node in graph.nodes
+    )
 
 
 @remember

@@ -216,21 +216,24 @@ def read_call(args: tuple[Any, ...], kwargs: dict[str, Any], outside: list[Any])
     device = _device_of(handles)
     keys = [_tensor_key(x) if isinstance(x, Tensor) else _static_key(x) for x in leaves]
     modes = (grad_mode.enabled, AUTOCAST.get())
-    family = (structure, modes, shared_places(handles), device, *keys)
+    places = (device,) if device is CPU else tuple([handle.device for handle in handles])
+    family = (structure, modes, shared_places(handles), places, *keys)
     return Call(args, kwargs, handles, family, device)
 
 
 def _device_of(handles: Sequence[Tensor]) -> Device:
-    """The one device of some tensors; an error where they are on several, or on one of no target.
+    """The device of a call: the first that is not the host; an error where it has no target.
 
-    Single numbers of the host fit beside any; a call without tensors is computed where
-    constants are made.
+    Operands on several devices are refused where they meet. Single numbers of the host fit beside
+    any; a call without tensors is computed where constants are made.
     """
     placed = next((handle for handle in handles if handle.device != CPU), None)
+    if placed is None and traces.recording:
+        return traces.recording[-1].device  # constants of a program for it
     if placed is None:
         return CPU if handles else traces.device or as_device(None)
-    check_one_device("jit", handles)
     if not can_compute_on(placed.device):
+        check_one_device("jit", handles)
         raise UnsupportedError(
             "jit",
             f"nothing is compiled for {placed.device} yet",

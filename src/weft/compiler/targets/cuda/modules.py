@@ -88,7 +88,7 @@ class Module:
 
     def __init__(self, device: Device, code: bytes) -> None:
         device.make_current()
-        self.device, self.driver = device, device.driver
+        self.device, self.driver, self.code = device, device.driver, code
         self.handle = self.driver.handle("cuModuleLoadData", code)
         finalize(self, destroy, self.driver, "cuModuleUnload", self.handle).atexit = False
 
