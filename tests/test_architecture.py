@@ -147,7 +147,7 @@ NO_MACHINES_NUMBERS: dict[str, dict[str, set[str]]] = {
         "export.c_kernels": {"DEEPEST"},
         "export.checking": {"RUNS", "TOLERANCE"},
         "export.fused": {"SPLIT"},
-        "export.layout": {"ERROR", "SCRATCH", "WEIGHTS", "WHOLE"},
+        "export.layout": {"ERROR", "GROWN", "HELD", "SCRATCH", "WEIGHTS", "WHOLE", "WORK"},
         "export.linking": {"LIMIT", "STACK"},
         "export.sizes": {"MOST_CHOICES", "_DEGREE", "_SAMPLES"},
         "export.threads": {

@@ -48,6 +48,7 @@ from weft.compiler.graph_passes.laws.fold_batch_norm import fold_scales
 from weft.compiler.graph_passes.laws.movement import absorb_movement, rearrange
 from weft.compiler.graph_passes.laws.reductions import divide_sums, reduce_less
 from weft.compiler.graph_passes.loops.lighten import lighten_loops
+from weft.compiler.graph_passes.matrix_functions import expand_matrix_functions
 from weft.compiler.graph_passes.row_picks import pick_rows
 from weft.compiler.graph_passes.user_rules import apply_rewrites, rewrites
 from weft.compiler.targets.limits import PassLimits
@@ -114,12 +115,17 @@ def pipeline(target: Target) -> tuple[Pass, ...]:
     lookups = partial(multiply_tables, limits=limits)
     loops = partial(lighten_loops, limits=limits)
     attention = partial(recognize_attention, target)
+    reason = "before parts: what is left are factorisations, and numbers that are fused"
+    expands = limits.expands_matrix_functions
+    expand = partial(expand_matrix_functions, limits)
+    matrices = [Pass("matrices", expand, reason)] if expands else []
     return (
         Pass(
             "inline", inline, "rules of derivatives have done their work; the passes see one graph"
         ),
         Pass("dead code", remove_dead_code, "before anything is done to what nobody needs"),
         Pass("fold", fold_constants, "makes the numbers that the laws look for"),
+        *matrices,
         Pass("parts", split_complex, "complex numbers as real ones, which laws and fusion know"),
         Pass(
             "laws",

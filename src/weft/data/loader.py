@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 import weft as wf
 from weft.data.collate import Collate, convert_leaves
-from weft.data.dataset import Dataset, Indices, check_natural, check_count
+from weft.data.dataset import Dataset, Indices, check_count, check_natural
 from weft.data.fetching import End, Fetcher, Job
 from weft.data.prefetch import Prefetcher
 from weft.data.samplers import BatchSampler, RandomSampler, Sampler, SequentialSampler

@@ -186,7 +186,7 @@ class Optimizer:
         """
         if wf.staging.builder_of(loss) is not None:
             return minimize_in_graph(self, loss)
-        if hasattr(loss, "minimized_by"):  # a node that is bound to types in its first run
+        if hasattr(type(loss), "minimized_by"):  # a node that is bound to types in its first run
             return loss.minimized_by(self)
         self._check_parameters()
         self.scale(loss).backward()

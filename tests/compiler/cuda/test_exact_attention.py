@@ -58,6 +58,13 @@ def test_other_attention_is_made_of_products(
     assert all(launch.name != "exact attention" for launch in plan.launches)
 
 
+def test_tensor_cores_make_attention_where_float32_may_be_rounded() -> None:
+    graph = wf.ir.trace(wf.scaled_dot_product_attention, *[wf.spec("float32", (1, 2, 9, 8))] * 3)
+    with wf.settings.changed(float32_products="tfloat32"):
+        plan = plan_program(graph, CUDA)
+    assert "exact attention" not in [launch.name for launch in plan.launches]
+
+
 @pytest.mark.slow
 def test_a_row_of_the_lowest_numbers_sees_all_keys_alike(card: HostCard) -> None:
     x = np.random.default_rng(0).normal(size=(1, 1, 5, 4)).astype(np.float32)

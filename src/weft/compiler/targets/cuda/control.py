@@ -81,16 +81,16 @@ class Body:
         """Run it on inputs at some addresses, and write its outputs to others, but for None."""
         inner, outer = self.binding, self.outer
         inner.place_parts(outer.address(self.scratch), outer.workspace, outer.held + self._held)
-        for slot, source in zip(self._inputs, inputs, strict=True):
+        for slot, address in zip(self._inputs, inputs, strict=True):
             if slot is not None:
-                inner.cells[slot] = source
-        for (slot, _), address in zip(self._sources, outputs, strict=True):
-            if slot is not None and address is not None:
                 inner.cells[slot] = address
+        for (slot, _), target in zip(self._sources, outputs, strict=True):
+            if slot is not None and target is not None:
+                inner.cells[slot] = target
         inner.launch()
-        for (slot, root), address, size in zip(self._sources, outputs, self.sizes, strict=True):
-            if slot is None and address is not None:
-                inner.copy(address, inner.address(root), size)
+        for (slot, root), target, size in zip(self._sources, outputs, self.sizes, strict=True):
+            if slot is None and target is not None:
+                inner.copy(target, inner.address(root), size)
 
 
 class _ScanRun:

@@ -26,6 +26,7 @@ from weft.compiler.targets.cuda.binding import Binding, Run, binder
 from weft.compiler.targets.cuda.device_text import TextKernel
 from weft.compiler.targets.cuda.sorting import Step, bind_steps
 from weft.core.dtypes import float32
+from weft.core.settings import settings
 from weft.ir.graph import GraphNode
 from weft.ops.attention import attention, attention_gradient
 
@@ -40,8 +41,13 @@ _UNIT = 4
 
 
 def is_exact_attention(node: GraphNode) -> bool:
-    """Whether attention of float32, or its gradient, has kernels: known sizes, no dropout."""
+    """Whether attention of float32, or its gradient, has kernels: known sizes, no dropout.
+
+    Where products of float32 may be rounded to tfloat32, tensor cores make them faster.
+    """
     if node.primitive not in _RESULTS or node.params.get("kept", 1.0) < 1:
+        return False
+    if settings.float32_products == "tfloat32":
         return False
     named = operand_types(node)
     q, k, v = (named[name] for name in "qkv")
