@@ -84,7 +84,7 @@ eager: $(VENV)  ## tests of layers, optimisers and transforms with eager work by
 
 machines: $(VENV)  ## the tests of generated code, for each lesser processor that this one can be
 	@set -e; for machine in $(filter-out x86-64-v2,$(or $(MACHINES),$(shell .venv/bin/python -c \
-	    "from weft.compiler.targets.cpu.machine import available; print(*available()[:-1])"))); do \
+	    "from weft.compiler.targets.cpu.machine import available_machines; print(*available_machines()[:-1])"))); do \
 	    echo "WEFT_MACHINE=$$machine"; WEFT_MACHINE=$$machine .venv/bin/python -m pytest -q \
 	    -n $(WORKERS) $(GENERATED); done
 

@@ -430,7 +430,7 @@ def test_what_is_made_of_constants_alone_is_made_once() -> None:
     arguments = numbers(40, 40), numbers(4, 40), numbers(3, 40)
     agree(f, *arguments, wf.tensor([1, 3, 0]))
     program = compile_program(wf.ir.trace(f, *arguments, wf.tensor([1, 3, 0])))
-    (body,) = program.plan.inner
+    (body,) = program.plan.inner_plans
     assert [call.name for call in body.launches[: body.once]] == ["pack"]
     with pytest.raises(wf.WeftError) as eager:
         f(*arguments, wf.tensor([1, 9, 0]))

@@ -130,7 +130,7 @@ def add_device(
     _FROM_HOST[device] = array_class, from_host
 
 
-def computes(device: Device) -> bool:
+def can_compute_on(device: Device) -> bool:
     """Whether there is a target that computes on a device."""
     return device in _COMPUTING
 

@@ -28,7 +28,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 import numpy as np
 
-from weft.core.arrays import CONCRETE, HostArray, computes, move
+from weft.core.arrays import CONCRETE, HostArray, can_compute_on, move
 from weft.core.devices import CPU
 from weft.core.dtypes import BY_NUMPY
 from weft.core.errors import WeftError
@@ -369,7 +369,7 @@ def _native_copy(array: Any) -> Any:
     return COPY[0](array) if COPY and is_large else None
 
 
-def contiguous(array: Any) -> Any:
+def contiguous_array(array: Any) -> Any:
     """The array without gaps and in row-major order, as programs take it.
 
     NumPy's own function would give one without axes an axis.
@@ -496,7 +496,7 @@ def elementwise_elsewhere(
         if not arrays or any(x.kind is None for x in arrays):
             return None
         place, dtype, number = arrays[0].device, arrays[0].dtype, None
-        if any(x.device is not place for x in arrays) or not computes(place):
+        if any(x.device is not place for x in arrays) or not can_compute_on(place):
             return None
         if len(arrays) < len(operands):
             value = next(x for x in operands if type(x) is float)
@@ -564,7 +564,7 @@ class Arguments:
             if kind is Tensor or isinstance(value, Tensor):  # it may be lifted, by a checkpoint
                 array = value._value
                 if type(array) is not HostArray:
-                    if type(array) not in CONCRETE or not computes(array.device):
+                    if type(array) not in CONCRETE or not can_compute_on(array.device):
                         raise Declined
                     self.is_large = True
                     if array.kind is not None:  # without gaps, as all such arrays are
