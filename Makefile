@@ -67,8 +67,10 @@ quick: $(VENV)  ## for the loop of a developer: all tests but the slow ones, of 
 test-pythons:  ## the tests of `make quick` on Python 3.11 to 3.14, where they are to be had; PYTHONS="3.13" TESTS="tests/core"
 	@scripts/test-pythons "$(PYTHONS)" -q -n $(WORKERS) $(TESTS)
 
-test-gpu: $(VENV)  ## the tests that need an NVIDIA card; they are skipped where there is none
+test-gpu: $(VENV)  ## the tests that need an NVIDIA card, and random programs on it; skipped where there is none
 	.venv/bin/python -m pytest -q -n 0 tests/gpu
+	@test ! -e /dev/nvidiactl || .venv/bin/python -m tests.fuzz --programs $(PROGRAMS) --seed $(SEED) \
+	    --minutes $(MINUTES) --workers $(WORKERS) --threads 1 --ways cuda,cuda-eager
 
 checked: $(VENV)  ## the tests of programs and memory in the checking mode; CHECKED=tests/compiler for more
 	WEFT_CHECK=memory .venv/bin/python -m pytest -q -n $(WORKERS) $(CHECKED)
@@ -82,7 +84,7 @@ eager: $(VENV)  ## tests of layers, optimisers and transforms with eager work by
 
 machines: $(VENV)  ## the tests of generated code, for each lesser processor that this one can be
 	@set -e; for machine in $(filter-out x86-64-v2,$(or $(MACHINES),$(shell .venv/bin/python -c \
-	    "from weft.compiler.targets.cpu.machine import available; print(*available()[:-1])"))); do \
+	    "from weft.compiler.targets.cpu.machine import available_machines; print(*available_machines()[:-1])"))); do \
 	    echo "WEFT_MACHINE=$$machine"; WEFT_MACHINE=$$machine .venv/bin/python -m pytest -q \
 	    -n $(WORKERS) $(GENERATED); done
 

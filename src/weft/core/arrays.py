@@ -130,7 +130,7 @@ def add_device(
     _FROM_HOST[device] = array_class, from_host
 
 
-def computes(device: Device) -> bool:
+def can_compute_on(device: Device) -> bool:
     """Whether there is a target that computes on a device."""
     return device in _COMPUTING
 
@@ -164,14 +164,25 @@ def check_one_device(op: str, operands: Sequence[Any]) -> None:
     places = {device_of(each._value) for each in operands if each.shape or not is_host(each._value)}
     if len(places) < 2:
         return
+    placed = [
+        operand.device if operand.shape or not is_host(operand._value) else None
+        for operand in operands
+    ]
+    raise different_devices(op, operands, placed)
+
+
+def different_devices(
+    op: str, operands: Sequence[Any], places: Sequence[Device | None]
+) -> DeviceError:
+    """The error for operands on several devices; one that fits beside any has no place."""
     named = [
-        (f"x{place + 1}", operand, operand.device)
-        for place, operand in enumerate(operands)
-        if operand.shape or not is_host(operand._value)
+        (f"x{place + 1}", operand, device)
+        for place, (operand, device) in enumerate(zip(operands, places, strict=True))
+        if device is not None
     ]
     first = named[0][2]
     other = next(name for name, _, device in named if device != first)
-    raise DeviceError(
+    return DeviceError(
         op,
         "the operands are on different devices",
         expected="all operands on one device",

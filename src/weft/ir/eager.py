@@ -23,11 +23,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import wraps
 from marshal import dumps
+from math import prod
 from typing import Any, ParamSpec, TypeVar, overload
 
 import numpy as np
 
-from weft.core.arrays import CONCRETE, HostArray, computes, move
+from weft.core.arrays import CONCRETE, HostArray, can_compute_on, move
 from weft.core.devices import CPU
 from weft.core.dtypes import BY_NUMPY
 from weft.core.errors import WeftError
@@ -69,6 +70,8 @@ CHEAP, DIFFERENTIATED = 512, 16
 """The same for element-wise ones: sums and products, which NumPy does as quickly on one core, and
 functions whose derivative is more than one operation."""
 
+DRAWN = 1 << 20
+"""Random words from which they are drawn by compiled code: fewer are there before it is."""
 COPIED = 64
 """The same for copies of arrays whose axes lie in memory in another order."""
 
@@ -309,7 +312,8 @@ def run_primitive(primitive: Primitive, arrays: Sequence[Any], params: dict[str,
         if array.size >= elements:
             break
     else:
-        return None
+        is_drawn = type(primitive.kind) is Random
+        return _run_draw(primitive, arrays, params) if is_drawn else None
     times = times_large(primitive)
     if not times and primitive.name == "reshape" and not arrays[0].flags.c_contiguous:
         return _reshape_copy(arrays[0], params["shape"])
@@ -323,6 +327,32 @@ def run_primitive(primitive: Primitive, arrays: Sequence[Any], params: dict[str,
         return None
     run, handles = forms.find(tuple([wrap(array) for array in arrays]), {})
     return None if run is None else run(handles)
+
+
+def _run_draw(primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]) -> Any:
+    """Bits of one key, compiled; None where they are few.
+
+    They are integers, which are the same in any way. A program is for all counts: it is given an
+    array of as many bytes, which nothing reads.
+    """
+    shape = params["shape"]
+    count = prod(shape)
+    if count < DRAWN or traces.stack or arrays[1].size != 1:
+        return None
+    rest = {name: value for name, value in params.items() if name != "shape"}
+    key = "draw", primitive.name, *[static_key(pair) for pair in rest.items()]
+    forms = _primitives.get(key)
+    if forms is None:
+        forms = _primitives[key] = Forms(
+            lambda key, data, like: bind(primitive, key, data, shape=like.shape, **rest)
+        )
+    operands = (*[wrap(array) for array in arrays], wrap(np.empty(count, np.uint8)))
+    before, traces.by_reference = traces.by_reference, False
+    try:
+        run, handles = forms.find(operands, {})
+    finally:
+        traces.by_reference = before
+    return None if run is None else run(handles).reshape(shape)
 
 
 NATIVE.append(run_primitive)
@@ -339,7 +369,7 @@ def _native_copy(array: Any) -> Any:
     return COPY[0](array) if COPY and is_large else None
 
 
-def contiguous(array: Any) -> Any:
+def contiguous_array(array: Any) -> Any:
     """The array without gaps and in row-major order, as programs take it.
 
     NumPy's own function would give one without axes an axis.
@@ -466,7 +496,7 @@ def elementwise_elsewhere(
         if not arrays or any(x.kind is None for x in arrays):
             return None
         place, dtype, number = arrays[0].device, arrays[0].dtype, None
-        if any(x.device is not place for x in arrays) or not computes(place):
+        if any(x.device is not place for x in arrays) or not can_compute_on(place):
             return None
         if len(arrays) < len(operands):
             value = next(x for x in operands if type(x) is float)
@@ -534,7 +564,7 @@ class Arguments:
             if kind is Tensor or isinstance(value, Tensor):  # it may be lifted, by a checkpoint
                 array = value._value
                 if type(array) is not HostArray:
-                    if type(array) not in CONCRETE or not computes(array.device):
+                    if type(array) not in CONCRETE or not can_compute_on(array.device):
                         raise Declined
                     self.is_large = True
                     if array.kind is not None:  # without gaps, as all such arrays are

@@ -42,7 +42,11 @@ class Trace:
     adopts: bool = False
     """Whether handles that are written to become state of the traced program."""
     device: Device = CPU
-    """Where what is traced will be computed."""
+    """Where what is traced will be computed, unless something in it says otherwise."""
+    is_placed: bool = True
+    """Whether that is known; else it is beside the first tensor of a device that is used."""
+    spans_devices: bool = False
+    """Whether it records moves to other devices, and what is computed there."""
     location: Location | None = None
     axis_name: str | None = None
     """The mesh axis whose shards it holds along its batch axis; see `vmap`."""
@@ -53,7 +57,7 @@ class Trace:
         """How often each part was entered; see scoping.py."""
         return {}
 
-    def process(
+    def process_primitive(
         self, primitive: Any, operands: tuple[Tensor, ...], params: dict[str, Any], types: Any
     ) -> Any:
         """The result of a primitive on operands of which at least one belongs to this trace."""

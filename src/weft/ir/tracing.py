@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from weft.core.arrays import is_concrete, is_host
-from weft.core.devices import CPU
+from weft.core.arrays import CONCRETE, is_concrete, is_host
+from weft.core.devices import CPU, Device
 from weft.core.errors import ArgumentError
 from weft.core.locations import node_location
 from weft.core.records import frozen
@@ -22,6 +22,7 @@ from weft.core.scopes import scopes
 from weft.core.types import TensorType
 from weft.ir.dispatch import active_trace, bind
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
+from weft.ir.places import TRANSFER, result_places
 from weft.ir.primitive import Primitive
 from weft.ir.sizes import specialize
 from weft.ir.tensor import Tensor, Trace, Traced, host_array, traces, wrap
@@ -36,6 +37,12 @@ class Staged(Traced):
     module: str
     """The module it was computed in; what goes back through it belongs there, too."""
 
+    @property
+    def device(self) -> Device:
+        """Where it will be computed; what was made of nothing that is placed may be anywhere."""
+        assert isinstance(self.trace, GraphTrace)
+        return self.trace.places.get(self.variable, self.trace.device)
+
 
 class GraphTrace(Trace):
     """Records each primitive as a node."""
@@ -48,6 +55,8 @@ class GraphTrace(Trace):
         self.captured: list[Tensor] = []
         self.captures: list[Variable] = []
         self._known: dict[tuple[int, int], Variable] = {}
+        self.places: dict[Variable, Device] = {}
+        """Where values are that cannot be anywhere: what was moved, and is computed from it."""
 
     def tensor(self, variable: Variable) -> Tensor:
         """The tensor that stands for a variable."""
@@ -79,19 +88,41 @@ class GraphTrace(Trace):
             self._known[identity] = known
             self.captured.append(wrap(tensor._value, tensor._node))
             self.captures.append(known)
+            place = place_of(tensor)
+            if place is not None:
+                self.places[known] = place
         return known
 
-    def process(
+    def process_primitive(
         self, primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any], types: Any
     ) -> Any:
         """See `Trace`."""
         kinds = types if primitive.multiple else (types,)
         results = tuple([Variable(kind) for kind in kinds])
         atoms = tuple([self.atom(operand) for operand in operands])
+        if self.places or primitive.name == TRANSFER:
+            given = [place_of(operand) for operand in operands]
+            placed = result_places(primitive, params, operands, given, len(results))
+            for result, place in zip(results, placed, strict=True):
+                if place is not None:
+                    self.places[result] = place
         self.nodes.append(GraphNode(primitive, atoms, params, results, node_location()))
         if primitive.multiple:
             return tuple(self.tensor(result) for result in results)
         return self.tensor(results[0])
+
+
+def place_of(tensor: Tensor) -> Device | None:
+    """The device that a tensor is on; None for what may be read beside any other.
+
+    That is an array of the host, which becomes a constant or a number of a program, and what is
+    traced of such.
+    """
+    value = tensor._value
+    if isinstance(value, Staged):
+        assert isinstance(value.trace, GraphTrace)
+        return value.trace.places.get(value.variable)
+    return value.device if type(value) in CONCRETE and not is_host(value) else None
 
 
 @frozen
@@ -101,7 +132,7 @@ class Closure:
     graph: Graph
     captured: tuple[Tensor, ...]
 
-    def closed(self) -> Graph:
+    def closed_graph(self) -> Graph:
         """The graph with concrete captured tensors written in as constants."""
         known = {
             variable: Literal(host_array(tensor, "trace"))
@@ -125,6 +156,7 @@ def trace(
     """The graph of f on arguments of these types; `whole` keeps what no output needs."""
     recorder = GraphTrace() if recorder is None else recorder
     recorder.device = traces.recording[-1].device if traces.recording else traces.device or CPU
+    recorder.is_placed = bool(traces.recording) or traces.device is not None
     with active_trace(recorder):
         inputs = [Variable(kind) for kind in types]
         results = f(*[recorder.tensor(variable) for variable in inputs])

@@ -30,10 +30,11 @@ from weft.ir.batching import to_front, vmap
 from weft.ir.dispatch import OBSERVERS, active_trace
 from weft.ir.forward import jvp
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
+from weft.ir.places import TRANSFER
 from weft.ir.reverse import or_zeros, vjp
 from weft.ir.tensor import Tensor, traces
 from weft.ir.tracing import interpret, trace
-from weft.ir.walking import is_pure, replace_node
+from weft.ir.walking import graphs_of, is_pure, replace_node
 
 __all__: list[str] = []
 
@@ -78,7 +79,7 @@ def run(graph: Graph, arrays: Iterable[Array]) -> tuple[Array, ...]:
 
 def closed_graph(f: Callable[..., Sequence[Tensor]], types: Sequence[TensorType]) -> Graph:
     """The graph of a function that closes over nothing but concrete tensors."""
-    return trace(f, types).closed()
+    return trace(f, types).closed_graph()
 
 
 def select_marked(values: Iterable[T], marks: Iterable[bool]) -> list[T]:
@@ -97,7 +98,7 @@ def union(*marks: Marks) -> Marks:
     return tuple(any(column) for column in zip(*marks, strict=True))
 
 
-def inexact(values: Iterable[Tensor | TensorType]) -> Marks:
+def inexact_marks(values: Iterable[Tensor | TensorType]) -> Marks:
     """Which values have derivatives."""
     return tuple(value.dtype.is_inexact for value in values)
 
@@ -120,7 +121,16 @@ def split_by_counts(values: Sequence[T], counts: Sequence[int]) -> list[Sequence
 
 def silent_graph(graph: Graph) -> Graph:
     """The graph without nodes that only have an effect: a derivative must not print again."""
-    return graph if all(map(is_pure, graph.nodes)) else _without_shown_nodes(graph)
+    return graph if shows_nothing(graph) else _without_shown_nodes(graph)
+
+
+def shows_nothing(graph: Graph) -> bool:
+    """Whether a run of a graph is not seen from outside; a move to another device is not."""
+    return all(
+        node.primitive.name == TRANSFER
+        or (not node.primitive.impure and all(map(shows_nothing, graphs_of(node))))
+        for node in graph.nodes
+    )
 
 
 @remember
@@ -191,7 +201,7 @@ def input_cotangents(
 
     varying = select_marked(inputs, wanted)
     _, pullback = vjp(outputs, *varying)
-    return or_zeros(pullback(place_marked(cotangents, inexact(graph.output_types))), varying)
+    return or_zeros(pullback(place_marked(cotangents, inexact_marks(graph.output_types))), varying)
 
 
 @remember
@@ -201,7 +211,7 @@ def cotangent_graph(graph: Graph, wanted: Marks) -> Graph:
     outputs = graph.output_types
     return closed_graph(
         lambda *values: input_cotangents(graph, values[:count], values[count:], wanted),
-        [*graph.input_types, *select_marked(outputs, inexact(outputs))],
+        [*graph.input_types, *select_marked(outputs, inexact_marks(outputs))],
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
-from weft.core.arrays import CONCRETE, move
+from weft.core.arrays import CONCRETE, can_compute_on, move
 from weft.core.devices import CPU, Device, as_device
 from weft.core.errors import UnsupportedError
 from weft.core.settings import settings
@@ -55,15 +55,21 @@ def to_device(x: Tensor, device: Any, /, *, stream: Any = None) -> Tensor:
     target = as_device(device)
     if x.device == target:
         return x
-    if traces.recording:
+    if not may_move(target):
         raise UnsupportedError(
             "to",
-            f"a program for {traces.recording[-1].device} has no part on another device",
-            expected="a move outside of what is compiled",
+            f"a program for {traces.recording[-1].device} has no part on another device here",
+            expected="a move outside of loops, branches and checkpoints, to a device that computes",
             got={"x": f"{x.type} on {x.device}", "device": target},
             fix=f'move the arguments before the call, or the results after it: y.to("{target}")',
         )
     return apply(transfer, x, device=str(target), source=str(x.device))
+
+
+def may_move(target: Device) -> bool:
+    """Whether what is being traced, if anything is, may have a part on a device."""
+    traced = traces.recording
+    return not traced or (can_compute_on(target) and all(each.spans_devices for each in traced))
 
 
 def takes_device(f: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor]:
@@ -80,7 +86,11 @@ def takes_device(f: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor
         if wanted is None:
             if (len(CONCRETE) == 1 and settings.device == "cpu") or traces.recording:
                 return f(*args, **kwargs)
-            operands = [value for name, value in kwargs.items() if name != "key"]
+            operands = [
+                value
+                for name, value in kwargs.items()
+                if name != "key" or (isinstance(value, Tensor) and value.device is not CPU)
+            ]
             if operands_device((*args, *operands)) is not None:
                 return call_beside(f, args, kwargs)
         device = default_device_here() if wanted is None else as_device(wanted)
@@ -128,9 +138,11 @@ def default_device_here() -> Device:
 def on_device(made: Tensor, device: Device, *, is_asked: bool) -> Tensor:
     """A tensor that was made on the host, on a device; what is traced is where its trace is."""
     if traces.recording:
-        if is_asked and traces.recording[-1].device != device:
+        if not is_asked or made.device == device:
+            return made
+        if not may_move(device):
             raise _elsewhere_in_trace(traces.recording[-1].device, device)
-        return made
+        return to_device(made, device)
     is_given_there = made.device is not CPU and not is_asked
     if made.device == device or is_given_there:
         return made
@@ -144,7 +156,7 @@ def on_device(made: Tensor, device: Device, *, is_asked: bool) -> Tensor:
 def _elsewhere_in_trace(traced: Device, wanted: Device) -> UnsupportedError:
     return UnsupportedError(
         "device",
-        f"a program for {traced} makes no tensors on {wanted}",
+        f"a program for {traced} makes no tensors on {wanted} here",
         expected=f"device='{traced}', or none",
         got={"device": wanted},
         fix="leave device= out: in a compiled function tensors are where its arguments are",

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import weft as wf
+from weft.data.dataset import check_count
 from weft.optim import LBFGS, ExponentialMovingAverage, LossScale, schedules
 from weft.optim.precision import check_precision
 from weft.optim.states import named_tensors
@@ -95,15 +96,18 @@ class Trainer:
         distillation: Distillation | None = None,
     ) -> None:
         self.distillation = distillation
-        self.model, self.loss_function, self.optimizer = model, as_loss(loss), optimizer
+        self.model, self.loss_function = model, as_loss(loss)
+        self.optimizer = _check_optimizer(optimizer)
         self.strategy = find_strategy(strategy)
         if device is not None:
             self._move(device)
         self.metrics: list[Metric] = as_metrics(metrics)
         self._all_callbacks = [*callbacks, *([Progress()] if progress else [])]
         self.choose_callbacks()
-        self.accumulate = _positive("accumulate", accumulate)
-        self.checkpoint_every = checkpoint_every and _positive("checkpoint_every", checkpoint_every)
+        self.accumulate = check_count("train.Trainer", "accumulate", accumulate)
+        self.checkpoint_every = checkpoint_every and check_count(
+            "train.Trainer", "checkpoint_every", checkpoint_every
+        )
         self.checkpoint_folder = (
             None if checkpoint_folder is None else CheckpointFolder(checkpoint_folder, keep_last)
         )
@@ -579,13 +583,15 @@ def _slices(data: Any, batch_size: int) -> list[Any]:
     return [data[i : i + batch_size] for i in range(0, len(data), batch_size)]
 
 
-def _positive(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise wf.ArgumentError(
+def _check_optimizer(optimizer: Any) -> Any:
+    if isinstance(optimizer, (str, type)):
+        name = optimizer if isinstance(optimizer, str) else optimizer.__name__
+        known = {each.lower(): each for each in wf.optim.__all__}
+        raise wf.ArgumentTypeError(
             "train.Trainer",
-            f"{name} is not a number of things",
-            expected="an integer of at least 1",
-            got={name: value},
-            fix=f"{name}=1",
+            "an optimiser knows its parameters: neither a name nor a class will do",
+            expected="an optimiser",
+            got={"optimizer": optimizer},
+            fix=f"wf.optim.{known.get(name.lower(), 'Adam')}(model.parameters(), lr=1e-3)",
         )
-    return value
+    return optimizer

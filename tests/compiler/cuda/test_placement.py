@@ -150,12 +150,6 @@ def test_a_move_is_followed_by_forward_mode_and_over_a_batch(card: HostCard) -> 
     assert (second.item(), second.device) == (12.0, CPU)
 
 
-def test_a_move_inside_of_a_compiled_function_is_refused(card: HostCard) -> None:
-    with pytest.raises(wf.UnsupportedError, match="no part on another device") as caught:
-        wf.jit(lambda x: x.to("cuda") + 1)(wf.ones(3))
-    assert 'y.to("cuda:0")' in caught.value.fix
-
-
 def test_memory_that_runs_out_names_the_largest_tensors_and_the_process_goes_on(
     card: HostCard,
 ) -> None:

@@ -20,28 +20,43 @@ from weft.compiler.function.donation import (
     donations,
     expected_donations,
     gradients_beside,
+    objects_held_once,
     renewals,
     reusable_gradients,
-    unheld,
     writable_over,
 )
-from weft.compiler.function.program_cache import draft, executable, forget_drafts, run_observed
+from weft.compiler.function.program_cache import (
+    draft,
+    executable,
+    forget_drafts,
+    run_observed,
+    split_executable,
+)
 from weft.compiler.function.recording import Output, Recording, Source
 from weft.compiler.function.taped import Taped
 from weft.compiler.fusion.costs import Sizes, bytes_of
 from weft.compiler.graph_passes.user_rules import Rewrites, rewrites
 from weft.compiler.memory_budget.search import Fit, fitted
+from weft.compiler.plan.device_plan import Places, device_plan
 from weft.compiler.plan.planning import WrittenKernels
 from weft.compiler.plan.program_plan import ProgramPlan, read_sizes
+from weft.compiler.report.device_report import (
+    DeviceExplanation,
+    DeviceMemory,
+    device_explanation,
+)
 from weft.compiler.report.memory_use import MemoryReport, memory_report
-from weft.compiler.targets.target import Donation, Executable, Target, default_target
+from weft.compiler.targets.target import Donation, Executable, Target, default_target, target_of
 from weft.core.arrays import CONCRETE, to_host
+from weft.core.devices import CPU, Device
+from weft.core.errors import UnsupportedError
 from weft.core.settings import settings
 from weft.core.trees import LEAF
 from weft.core.types import TensorType
 from weft.ir.dispatch import OBSERVERS
 from weft.ir.forward import without_zero_tangents
 from weft.ir.graph import Graph
+from weft.ir.sizes import specialize
 from weft.ir.tensor import Tensor, about_to_write, grad_mode, traces, wrap
 from weft.ir.tracing import interpret, without_dead_nodes
 from weft.ops.control import Marks, silent_graph
@@ -68,7 +83,9 @@ class Compiled:
     """The bytes that a run may need."""
     fixed: tuple[int, ...] = ()
     """The inputs that are likely to be the same in many calls."""
-    target: Target = field(default_factory=default_target)
+    device: Device = CPU
+    """Where it is computed, but for what is moved."""
+    target: Target = field(init=False)
     """What it is compiled for."""
     _fit: Fit | None = None
     _taped: dict[Marks, Taped] = field(default_factory=dict)
@@ -83,6 +100,7 @@ class Compiled:
     """Which output the call returns, if that is all."""
 
     def __post_init__(self) -> None:
+        self.target = target_of(self.device)
         pairs = zip(self.recording.sources, self.recording.graph.input_types, strict=True)
         self.outside = [(source, kind) for source, kind in pairs if source.handle is not None]
         places = [s.argument for s in self.recording.sources if s.argument is not None]
@@ -94,6 +112,11 @@ class Compiled:
         self.is_silent = silent_graph(self.recording.graph) is self.recording.graph
         self.result = result.position if isinstance(result, Output) else None
 
+    @property
+    def spans_devices(self) -> bool:
+        """Whether parts of it are computed on several devices."""
+        return bool(self.recording.places)
+
     def _reads_gradients(self) -> bool:
         return any(source.gradient for source in self.recording.sources)
 
@@ -102,6 +125,8 @@ class Compiled:
         """The graph that is compiled: as recorded, or, with a budget, one that fits it."""
         if self.budget is None:
             return Fit(self.recording.graph)
+        if self.spans_devices:
+            raise _no_budget(self.budget, self.recording.places)
         if self._fit is None:
             self._fit = self._fit_budget(self.budget)
         return self._fit
@@ -131,8 +156,15 @@ class Compiled:
         kinds += [kind for place, kind in enumerate(graph.output_types) if place not in written]
         return sum(bytes_of(kind, {}) for kind in kinds)
 
-    def memory(self, types: Sequence[TensorType]) -> MemoryReport:
+    def device_explanation(self, types: Sequence[TensorType]) -> DeviceExplanation:
+        """What is compiled for these types, where parts are on several devices."""
+        graph = specialize(self.fit.graph, types)
+        return device_explanation(device_plan(graph, self.recording.places, self.device))
+
+    def memory(self, types: Sequence[TensorType]) -> MemoryReport | DeviceMemory:
         """What a call with arguments of these types will allocate; nothing is compiled for it."""
+        if self.spans_devices:
+            return self.device_explanation(types).memory
         plan = draft(self.fit.graph, self.fixed, target=self.target)
         found = self._draft_report(plan, read_sizes(plan.graph, types))
         return replace(found, recomputed=self.fit.recomputed)
@@ -154,7 +186,7 @@ class Compiled:
         else:
             inputs = [handles[place] for place in places]
         arrays = [x._value for x in inputs]
-        if self.drawn is not None and self.target is default_target():
+        if self.drawn is not None and (self.target is default_target() or self.spans_devices):
             arrays[self.drawn] = _on_host(arrays[self.drawn])
         finished: list[Array] = []
         outputs: list[Tensor] = []
@@ -237,14 +269,15 @@ class Compiled:
         wanted = tuple([tensor._node is not None for tensor in inputs])
         known = self._taped.get(wanted)
         if known is None:
-            known = self._taped[wanted] = Taped(self.recording.graph, wanted, self.target)
+            graph, places = self.recording.graph, self.recording.places
+            known = self._taped[wanted] = Taped(graph, wanted, self.target, places, self.device)
         return known
 
     def _write_back(self, handles: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Write state back; arrays that nobody holds any more are memory for later runs."""
         replaced = _write_back(self.recording, handles, outputs)
         if replaced and self.program is not None:
-            for old in unheld(replaced):
+            for old in objects_held_once(replaced):
                 self.program.recycle(old)
 
     def _run(
@@ -254,7 +287,7 @@ class Compiled:
         handles: Sequence[Tensor] = (),
     ) -> Sequence[Array]:
         if not settings.compiler or OBSERVERS:
-            return run_observed(self.recording.graph, arrays, self.target)
+            return run_observed(self.recording.graph, arrays, self.target, self.recording.places)
         if self.program is None or self.rules is not rewrites():
             self._compile()
         assert self.program is not None
@@ -268,11 +301,26 @@ class Compiled:
         """Make the program for the rules that hold; another thread may do the same."""
         rules = rewrites()
         self._fit = self._fit if self.rules is rules else None
-        program = executable(self.fit.graph, self.fixed, self.target)
+        program: Executable
+        if self.spans_devices:
+            program = split_executable(self.fit.graph, self.recording.places, self.device)
+        else:
+            program = executable(self.fit.graph, self.fixed, self.target)
         self.donated = {pair[1]: pair for pair in donations(self.recording, program)}
         self.renewed = renewals(self.recording, program)
         self.program = program
         self.rules = rules  # last: who sees them runs the program that was made with them
+
+
+def _no_budget(budget: int, places: Places) -> UnsupportedError:
+    devices = {str(place) for place in places if place is not None}
+    return UnsupportedError(
+        "jit",
+        "a program with parts on several devices has no budget of memory",
+        expected="a program on one device",
+        got={"memory": budget, "devices": ", ".join(sorted(devices))},
+        fix="leave memory= out, or compile the part on each device by itself",
+    )
 
 
 def _on_host(value: Any) -> Any:
@@ -305,5 +353,5 @@ def _write_back(
             if type(owner._value) in CONCRETE:
                 replaced.append(owner._value)
             owner._value = value
-    replaced += [old._value for old in unheld(gradients) if type(old._value) in CONCRETE]
+    replaced += [old._value for old in objects_held_once(gradients) if type(old._value) in CONCRETE]
     return replaced

@@ -36,13 +36,14 @@ from weft.compiler.function.closures import Read, closed_over
 from weft.compiler.function.compiled_function import Compiled
 from weft.compiler.function.donation import expected_donations, gradients_beside
 from weft.compiler.function.fastcall.repeated_calls import RepeatedCalls
-from weft.compiler.function.program_cache import program
+from weft.compiler.function.program_cache import program, split_executable
 from weft.compiler.function.recording import Recording, record
 from weft.compiler.function.value_names import Names, names_of
 from weft.compiler.memory_budget.search import parse_bytes
+from weft.compiler.report.device_report import DeviceExplanation, DeviceMemory
 from weft.compiler.report.explain import Explanation, explanation
 from weft.compiler.report.memory_use import MemoryReport
-from weft.compiler.targets.target import Executable, target_of
+from weft.compiler.targets.target import Executable
 from weft.core.errors import ArgumentError, TraceError
 from weft.core.guards import Guard, Guards
 from weft.core.records import frozen
@@ -146,14 +147,18 @@ class Jit:
     def program(self, *args: Any, **kwargs: Any) -> Executable:
         """The compiled program of a call with these arguments; nothing is run."""
         found = self._find(self._read(args, kwargs))
+        if found.spans_devices:
+            return split_executable(found.fit.graph, found.recording.places, found.device)
         return program(found.fit.graph, found.fixed, found.target)
 
-    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation | DeviceExplanation:
         """What a call with these arguments is compiled to, and why; nothing is run."""
         call = self._read(args, kwargs)
         found = self._find(call)
         recording, fit = found.recording, found.fit
         types = [source.read(call.handles).type for source in recording.sources]
+        if found.spans_devices:
+            return found.device_explanation(types)
         outside = [read() for read in self._outside or ()]
         names = names_of(self._f, (call.args, call.kwargs, outside), recording)
         given = lambda made: expected_donations(recording, made)  # noqa: E731
@@ -162,7 +167,7 @@ class Jit:
         )
         return replace(made, beside=tuple(gradients_beside(recording, made.plan)))
 
-    def memory(self, *args: Any, **kwargs: Any) -> MemoryReport:
+    def memory(self, *args: Any, **kwargs: Any) -> MemoryReport | DeviceMemory:
         """What a call with these arguments will allocate; nothing is run."""
         call = self._read(args, kwargs)
         found = self._find(call)
@@ -266,7 +271,7 @@ class Jit:
             recording,
             budget=self._budget,
             fixed=call.fixed_inputs(recording),
-            target=target_of(call.device),
+            device=call.device,
         )
 
 

@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.graph_passes.user_rules import Rewrites, exactly, rewrites
+from weft.compiler.function.split_program import SplitExecutable, array_places
+from weft.compiler.graph_passes.user_rules import Rewrites, only_these_rules, rewrites
+from weft.compiler.plan.device_plan import Places, spans_devices, without_transfers
 from weft.compiler.plan.planning import WrittenKernels, plan_program
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.target import Executable, Target, default_target, target_of
 from weft.core.arrays import device_of, is_host, to_host
-from weft.core.devices import CPU
+from weft.core.devices import CPU, Device
 from weft.core.errors import NanError
 from weft.core.settings import settings
 from weft.ir.dispatch import OBSERVERS
@@ -48,18 +50,18 @@ Ways = tuple[bool, str]
 EXACT = "exact"
 
 
-def _ways() -> Ways:
+def _current_ways() -> Ways:
     return settings.tuning, settings.float32_products
 
 
 def program(graph: Graph, fixed: Fixed = (), target: Target | None = None) -> Executable:
     """The compiled form of a graph, with all that can be asked of it."""
-    return _program(graph, rewrites(), fixed, _ways(), target or default_target())
+    return _program(graph, rewrites(), fixed, _current_ways(), target or default_target())
 
 
 @lru_cache(maxsize=256)
 def _program(graph: Graph, rules: Rewrites, fixed: Fixed, ways: Ways, target: Target) -> Executable:
-    with exactly(rules), settings.changed(tuning=ways[0], float32_products=ways[1]):
+    with only_these_rules(rules), settings.changed(tuning=ways[0], float32_products=ways[1]):
         known = _drafts.pop((id(graph), rules, fixed, ways, target), None)
         plan = plan_program(graph, target, fixed) if known is None else known[1]
         return target.executable(plan)
@@ -77,7 +79,7 @@ def draft(
     gets that of this plan.
     """
     target = target or default_target()
-    key = id(graph), rewrites(), fixed, _ways(), target
+    key = id(graph), rewrites(), fixed, _current_ways(), target
     known = _drafts.get(key)
     if known is None:
         plan = plan_program(graph, target, fixed, written or WrittenKernels())
@@ -101,7 +103,7 @@ _drafts: OrderedDict[tuple[int, Rewrites, Fixed, Ways, Target], tuple[Graph, Pro
 
 def executable(graph: Graph, fixed: Fixed = (), target: Target | None = None) -> Executable:
     """What runs a graph; equal graphs are compiled once, and found on disk by later processes."""
-    rules, ways, target = rewrites(), _ways(), target or default_target()
+    rules, ways, target = rewrites(), _current_ways(), target or default_target()
     way = f" tuned for {get_num_threads()} threads" if ways[0] else ""
     way += "" if ways[1] == EXACT else f" {ways[1]}"
     key = graph.digest() + way + "".join(f" {position}" for position in fixed), rules, target
@@ -109,7 +111,7 @@ def executable(graph: Graph, fixed: Fixed = (), target: Target | None = None) ->
     if known is None:
         is_known_here_only = rules or any(map(is_local, graph.nodes)) or has_collectives(graph)
         compiled = partial(_program, graph, rules, fixed, ways, target)
-        known = compiled() if is_known_here_only else target.stored(key[0], compiled)
+        known = compiled() if is_known_here_only else target.stored_executable(key[0], compiled)
         _executables[key] = known
         if len(_executables) > KEPT:
             _executables.popitem(last=False)
@@ -119,17 +121,28 @@ def executable(graph: Graph, fixed: Fixed = (), target: Target | None = None) ->
 _executables: OrderedDict[tuple[str, Rewrites, Target], Executable] = OrderedDict()
 
 
+def split_executable(graph: Graph, places: Places, device: Device) -> SplitExecutable:
+    """What runs a graph with parts on several devices, given where its inputs are."""
+    return SplitExecutable(graph, places, device, lambda part, target: executable(part, (), target))
+
+
 def evaluate(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
     """The outputs of a graph, compiled; by reference where `settings.compiler` is off."""
     placed = next((device_of(array) for array in arrays if not is_host(array)), CPU)
-    target = target_of(placed)
+    places, target = array_places(arrays), target_of(placed)
+    placed_elsewhere = places if spans_devices(graph, places, placed) else ()
     if not settings.compiler or OBSERVERS:
-        return run_observed(graph, arrays, target)
+        return run_observed(graph, arrays, target, placed_elsewhere)
+    if placed_elsewhere:
+        return split_executable(graph, places, placed).run(arrays)
     return executable(graph, target=target).run(arrays)
 
 
 def run_observed(
-    graph: Graph, arrays: Sequence[Array], target: Target | None = None
+    graph: Graph,
+    arrays: Sequence[Array],
+    target: Target | None = None,
+    places: Places = (),
 ) -> Sequence[Array]:
     """The outputs by reference, or compiled under observation.
 
@@ -137,7 +150,12 @@ def run_observed(
     """
     if not settings.compiler:
         return by_reference(graph, [to_host(array) for array in arrays])
-    outputs = executable(graph, target=target).run([array.copy() for array in arrays])
+    copies = [array.copy() for array in arrays]
+    if places:
+        device = next((each for each in places if each not in (None, CPU)), CPU)
+        outputs = split_executable(graph, places, device).run(copies)
+    else:
+        outputs = executable(graph, target=target).run(copies)
     if any(has_nan(to_host(output)) for output in outputs):
         by_reference(silent_graph(graph), [to_host(array) for array in arrays])
         raise _only_compiled(outputs)
@@ -158,7 +176,7 @@ def _only_compiled(outputs: Sequence[Array]) -> NanError:
 def by_reference(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
     """The outputs of a graph, each node by its reference."""
     types = [wrap(array).type for array in arrays]
-    return run(specialize(graph, types), arrays)
+    return run(specialize(without_transfers(graph), types), arrays)
 
 
 EVALUATOR.append(evaluate)

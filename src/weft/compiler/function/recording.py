@@ -25,8 +25,10 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+from weft.compiler.plan.device_plan import spans_devices
 from weft.compiler.targets.target import target_of
 from weft.core import trees
+from weft.core.arrays import CONCRETE, is_host
 from weft.core.devices import CPU, Device
 from weft.core.dimensions import symbols_in
 from weft.core.records import frozen
@@ -39,7 +41,7 @@ from weft.ir.graph import Atom, Graph, Literal, Variable
 from weft.ir.lifting import Lifting, here, lift
 from weft.ir.tape import Leaf, Node, Projection
 from weft.ir.tensor import Tensor, Traced, grad_mode, traces, wrap
-from weft.ir.tracing import GraphTrace, substitute, without_dead_nodes
+from weft.ir.tracing import GraphTrace, place_of, substitute, without_dead_nodes
 from weft.ops.random_bits import GENERATOR
 from weft.runtime.no_gc import pause_collection
 
@@ -133,6 +135,8 @@ class Recording:
     """Whether a derivative of some result may be asked for after the call."""
     gradients: frozenset[int] = frozenset()
     """The arguments for which it matters whether they had a gradient before the call."""
+    places: tuple[Device | None, ...] = ()
+    """The device of each input, where the program has parts on several; else nothing."""
 
     def rebuild(self, outputs: Sequence[Tensor]) -> Any:
         """The value of the call, given the outputs of its graph."""
@@ -145,6 +149,7 @@ class StateTrace(GraphTrace):
 
     name = "jit"
     adopts = True
+    spans_devices = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,18 +174,21 @@ class StateTrace(GraphTrace):
         """Put a traced value of a type, and a traced gradient, into a handle."""
         if self._held_of(handle) is not None:
             return
+        place = argument_place(handle)
         lift(handle)
-        handle._value = self.input(kind, source)
+        handle._value = self.input(kind, source, place)
         if handle._node is not None:
             handle._node = Leaf(handle)
         if handle._grad is not None:
             of_gradient = Source(source.argument, source.handle, gradient=True)
-            handle._grad = wrap(self.input(kind, of_gradient))
+            handle._grad = wrap(self.input(kind, of_gradient, place))
         self._hold(handle, source)
 
-    def input(self, kind: TensorType, source: Source) -> Any:
-        """A traced value that is an input of the graph."""
+    def input(self, kind: TensorType, source: Source, place: Device | None = None) -> Any:
+        """A traced value that is an input of the graph, on some device or beside any."""
         variable = Variable(kind)
+        if place is not None:
+            self.places[variable] = place
         self.inputs.append((variable, source))
         return self.tensor(variable)._value
 
@@ -220,6 +228,19 @@ class StateTrace(GraphTrace):
         """Whether the call has put another value into a handle than it held at the beginning."""
         held = self._held_of(handle)
         return held is not None and handle._value is not held.start
+
+
+def argument_place(handle: Tensor) -> Device | None:
+    """Where an argument is; None where there is one device, and for single numbers of the host.
+
+    Arrays of the host are constants of the program that calls this one, where another does.
+    """
+    if len(CONCRETE) == 1 or (not handle.shape and is_host(handle._value)):
+        return None
+    place, is_called_by_program = place_of(handle), len(traces.recording) > 1
+    if place is None and is_host(handle._value) and not is_called_by_program:
+        return CPU
+    return place
 
 
 def outside_source(handle: Tensor) -> Source:
@@ -274,17 +295,21 @@ def _finish(
     writes = [
         write
         for held in trace.held.values()
-        for write in _writes(held, put, trace.written_gradients)
+        for write in _writes_to_handle(held, put, trace.written_gradients)
     ]
     if drawn is not None:
         writes.append(Write(Source(), put(drawn)))
     graph, sources = _used_graph(trace, outputs)
     differentiable = any(_is_differentiable(result) for result in results)
     looked_at = frozenset(trace.read_gradients)
-    return Recording(graph, sources, shown, structure, tuple(writes), differentiable, looked_at)
+    placed = tuple([trace.places.get(variable) for variable in graph.inputs])
+    places = placed if spans_devices(graph, placed, trace.device) else ()
+    return Recording(
+        graph, sources, shown, structure, tuple(writes), differentiable, looked_at, places
+    )
 
 
-def _writes(held: Held, put: Callable[[Any], int], replaced: Set[int]) -> list[Write]:
+def _writes_to_handle(held: Held, put: Callable[[Any], int], replaced: Set[int]) -> list[Write]:
     """What the call changed in one handle; its gradient also where it was cleared already."""
     found: list[Write] = []
     handle, source = held.handle(), held.source

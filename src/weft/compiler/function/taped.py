@@ -20,18 +20,20 @@ from typing import Any, Literal
 
 import numpy as np
 
-from weft.compiler.function.program_cache import executable
+from weft.compiler.function.program_cache import executable, split_executable
 from weft.compiler.fusion.costs import usual_bytes
 from weft.compiler.graph_passes.common_subexpressions import merge_common_subexpressions
 from weft.compiler.graph_passes.dead_code import remove_dead_code
 from weft.compiler.graph_passes.loops.lighten import lighten_loops
+from weft.compiler.plan.device_plan import Places, device_plan
 from weft.compiler.targets.target import Executable, Target, default_target
 from weft.core.arrays import CONCRETE
+from weft.core.devices import CPU, Device
 from weft.core.dimensions import symbols_in
 from weft.core.records import frozen
 from weft.core.shapes import symbol
 from weft.core.types import TensorType
-from weft.ir.eager import contiguous
+from weft.ir.eager import contiguous_array
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
 from weft.ir.kinds import Elementwise, Movement
 from weft.ir.reverse import or_zeros, vjp
@@ -42,7 +44,7 @@ from weft.ir.walking import is_pure
 from weft.ops.control import (
     Marks,
     closed_graph,
-    inexact,
+    inexact_marks,
     place_marked,
     select_marked,
     silent_graph,
@@ -129,10 +131,13 @@ def _joint(graph: Graph, wanted: Marks) -> Graph:
 
         varying = select_marked(inputs, wanted)
         results, pullback = vjp(outputs, *varying)
-        return [*results, *or_zeros(pullback(place_marked(cotangents, inexact(kinds))), varying)]
+        return [
+            *results,
+            *or_zeros(pullback(place_marked(cotangents, inexact_marks(kinds))), varying),
+        ]
 
     return closed_graph(
-        outputs_and_cotangents, [*graph.input_types, *select_marked(kinds, inexact(kinds))]
+        outputs_and_cotangents, [*graph.input_types, *select_marked(kinds, inexact_marks(kinds))]
     )
 
 
@@ -228,16 +233,25 @@ def _sizes_told(kind: TensorType) -> frozenset[str]:
 class Taped:
     """The two programs of a graph, for calls in which these inputs have a place on the tape."""
 
-    __slots__ = ("_backward", "_cut", "_forward", "_inexact", "_kept_inputs", "_kept_outputs",
-                 "_params", "_target", "_wanted", "graph")  # fmt: skip
+    __slots__ = ("_backward", "_cut", "_device", "_forward", "_inexact", "_kept_inputs",
+                 "_kept_outputs", "_params", "_places", "_target", "_wanted", "graph")  # fmt: skip
 
-    def __init__(self, graph: Graph, wanted: Marks, target: Target | None = None) -> None:
-        self.graph, self._target = graph, target
+    def __init__(
+        self,
+        graph: Graph,
+        wanted: Marks,
+        target: Target | None = None,
+        places: Places = (),
+        device: Device = CPU,
+    ) -> None:
+        """`places`: of the inputs, where the graph has parts on several devices; else nothing."""
+        self.graph, self._target, self._device = graph, target, device
         self._wanted = tuple(
-            w and d for w, d in zip(wanted, inexact(graph.input_types), strict=True)
+            w and d for w, d in zip(wanted, inexact_marks(graph.input_types), strict=True)
         )
         self._cut = split_graph(graph, self._wanted, target)
-        self._forward = unit_executable(self._cut.forward, target)
+        self._forward = unit_executable(self._cut.forward, target, places, device)
+        self._places = self._needed_places(places) if places else ()
         self._backward: Executable | None = None
         needed = set(self._cut.needed)
         self._kept_inputs = [
@@ -247,8 +261,20 @@ class Taped:
         self._kept_outputs = [
             Place("output", place) in needed for place in range(len(graph.outputs))
         ]
-        self._inexact = inexact(graph.output_types)
+        self._inexact = inexact_marks(graph.output_types)
         self._params = {"graph": graph, "pull": self}
+
+    def _needed_places(self, places: Places) -> Places:
+        """Where what the backward program is given is, in a program on several devices."""
+        outputs = device_plan(self._cut.forward, places, self._device).outputs
+        results = outputs[: len(self.graph.outputs)]
+        inexact_outputs = select_marked(results, inexact_marks(self.graph.output_types))
+        return tuple(
+            places[place.position]
+            if place.kind == "input"
+            else (inexact_outputs if place.kind == "cotangent" else outputs)[place.position][1]
+            for place in self._cut.needed
+        )
 
     def __call__(self, inputs: Sequence[Tensor], arrays: Sequence[Array]) -> list[Tensor]:
         """The outputs, with one node of the tape behind them."""
@@ -305,8 +331,9 @@ class Taped:
         if not CONCRETE.issuperset(map(type, arrays)):
             return None
         if self._backward is None:
-            self._backward = unit_executable(self._cut.backward, self._target)
-        found = iter(self._backward.run([contiguous(array) for array in arrays]))
+            graph = self._cut.backward
+            self._backward = unit_executable(graph, self._target, self._places, self._device)
+        found = iter(self._backward.run([contiguous_array(array) for array in arrays]))
         return [wrap(next(found)) if want else None for want in self._wanted]
 
     def _cotangent(self, node: Node, cotangents: dict[int, Tensor], position: int) -> Any:
@@ -319,9 +346,15 @@ class Taped:
         return np.zeros(kind.shape, kind.dtype.numpy)
 
 
-def unit_executable(graph: Graph, target: Target | None = None) -> Executable:
+def unit_executable(
+    graph: Graph, target: Target | None = None, places: Places = (), device: Device = CPU
+) -> Executable:
     """What runs a graph that is one of many in a step, and shares its memory with them."""
-    found = executable(graph, target=target)
+    found: Executable
+    if places:
+        found = split_executable(graph, places, device)
+    else:
+        found = executable(graph, target=target)
     found.share_memory()
     return found
 

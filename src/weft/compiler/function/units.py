@@ -21,7 +21,7 @@ from weft.compiler.function.taped import run_kept, unit_executable
 from weft.compiler.graph_passes.user_rules import rewrites
 from weft.compiler.targets.target import Executable
 from weft.ir.dispatch import apply
-from weft.ir.eager import Declined, Orders, contiguous
+from weft.ir.eager import Declined, Orders, contiguous_array
 from weft.ir.reverse import recording
 from weft.ir.tape import Leaf
 from weft.ir.tensor import Tensor, about_to_write, grad_mode, wrap
@@ -87,7 +87,7 @@ def compile_unit(
     fresh: list[Tensor] = []
     exact: list[Any] = []
 
-    def anew(value: Any, is_weight: bool) -> Any:
+    def rewrapped_value(value: Any, is_weight: bool) -> Any:
         if isinstance(value, Tensor):
             if is_weight or type(value._node) is Leaf:
                 exact.append((len(fresh), value.shape))
@@ -95,14 +95,17 @@ def compile_unit(
             fresh.append(wrap(value._value if order is None else value._value.transpose(order)))
             return fresh[-1]
         if type(value) in (tuple, list):
-            return type(value)(anew(each, is_weight) for each in value)
+            return type(value)(rewrapped_value(each, is_weight) for each in value)
         return value
 
     names = unwrap(function).__code__.co_varnames
     given = tuple(
-        [anew(x, place < len(names) and names[place] in weights) for place, x in enumerate(args)]
+        [
+            rewrapped_value(x, place < len(names) and names[place] in weights)
+            for place, x in enumerate(args)
+        ]
     )
-    named = {name: anew(value, name in weights) for name, value in kwargs.items()}
+    named = {name: rewrapped_value(value, name in weights) for name, value in kwargs.items()}
     compilations = _compilations(function, tuple(orders.items()))
     try:
         with recording(False):
@@ -140,7 +143,7 @@ class UnitCall:
     def __call__(self, handles: Sequence[Tensor]) -> Any:
         """The result for the tensors of a call's arguments."""
         inputs = handles if self._in_order else [handles[place] for place in self._places]
-        arrays = [contiguous(tensor._value) for tensor in inputs]
+        arrays = [contiguous_array(tensor._value) for tensor in inputs]
         if rewrites():
             outputs = list(call_graph(self._found.recording.graph, *inputs))
         elif grad_mode.enabled and any(tensor._node is not None for tensor in inputs):

@@ -259,17 +259,24 @@ class _Grouping:
     def _nodes_in_order(self) -> list[GraphNode]:
         """The nodes, numbers that are made of nothing but given numbers before all others.
 
-        A count of steps is then there when a state is updated, wherever it was written.
+        A count of steps is then there when a state is updated, wherever it was written. So are few
+        elements that are made of a few given indices or labels: a gradient does not wait for them.
         """
-        known = {atom for atom in self.inputs if not _is_many(atom)}
+        given = {atom for atom in self.inputs if self._is_few(atom)}
+        known = {atom for atom in given if not _is_many(atom) or atom.type.dtype.is_integer}
         first: list[GraphNode] = []
         for node in self.graph.nodes:
             is_ready = all(isinstance(a, Literal) or a in known for a in node.operands)
-            if is_ready and self._is_loop(node) and not _is_many(node.results[0]):
+            if is_ready and self._is_loop(node) and self._is_few(node.results[0]):
                 known.update(node.results)
                 first.append(node)
         early = set(first)
         return [*first, *[node for node in self.graph.nodes if node not in early]]
+
+    def _is_few(self, atom: Atom) -> bool:
+        count = atom.type.size
+        is_short = isinstance(count, int) and count <= self.limits.early_elements
+        return is_short or not _is_many(atom)
 
     def _roots(self, node: GraphNode) -> list[Root]:
         """The roots that make a value."""
@@ -429,10 +436,12 @@ class _Grouping:
         if node.primitive is not convert or not self.limits.stores_narrow_floats:
             return None
         source = node.operands[0]
-        if not isinstance(source, Variable) or source not in self.producer:
-            return None
-        is_narrow = source.type.dtype in (bfloat16, float16)
-        return source if is_narrow and self._is_loop(self.producer[source]) else None
+        return source if isinstance(source, Variable) and self._is_narrow_loop(source) else None
+
+    def _is_narrow_loop(self, variable: Variable) -> bool:
+        """Whether a loop of this program makes 16-bit floats."""
+        node, is_narrow = self.producer.get(variable), variable.type.dtype in (bfloat16, float16)
+        return is_narrow and node is not None and self._is_loop(node)
 
     def _beside_small(self, value: Variable, stored: dict[Variable, str]) -> Recomputed:
         """What a value takes if the small values that it is computed from are stored.
@@ -479,7 +488,7 @@ class _Grouping:
             assert isinstance(step, Group)
             if step.weight + weight > self.limits.kernel_weight:
                 continue
-            if self._belongs(root, step) and step.join_root(root):
+            if self._belongs_to_group(root, step) and step.join_root(root):
                 step.weight += weight
                 self._note(root, position)
                 return position
@@ -512,7 +521,7 @@ class _Grouping:
         own = FUNCTION if is_function(node) else 1
         return own + sum([self.weights.get(atom, 0) for atom in node.operands])
 
-    def _belongs(self, root: Root, group: Group) -> bool:
+    def _belongs_to_group(self, root: Root, group: Group) -> bool:
         """Whether a root may be in a group that reads, or makes, what it reads.
 
         Updates of state stay out of reductions that make their gradients, and out of others that do

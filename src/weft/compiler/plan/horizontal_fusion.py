@@ -54,7 +54,13 @@ def schedule_launches(
         replace(_task(launch, root, sizes, inputs), phase=int(launch in late))
         for launch in launches
     ]
-    order = schedule(tasks, bytes_of, limits.filling_chunks)
+    order = schedule(
+        tasks,
+        bytes_of,
+        limits.filling_chunks,
+        limits.filling_update_chunks,
+        limits.gathers_small_launches,
+    )
     return [_group_launches([launches[number] for number in numbers]) for numbers in order]
 
 

@@ -198,7 +198,7 @@ def node_kernels_in_order(own: Sequence[Launch], kernels: Sequence[Lowered]) -> 
             checked = (Variable(TensorType(uint8, (0,))),)  # what others wait for
             launch = replace(launch, writes=checked, values=launch.values + checked)
         if isinstance(lowered, SingleKernel) and lowered.copied is not None:
-            launches.append(_copy(*lowered.copied, checked))
+            launches.append(copy_launch(*lowered.copied, checked))
             launch = replace(launch, updates=launch.writes)
         launches.append(launch)
     return launches
@@ -222,7 +222,7 @@ def continue_joins(launches: Sequence[Launch]) -> list[Launch]:
     return continued
 
 
-def _copy(result: Variable, operand: Value, awaited: tuple[Variable, ...]) -> Launch:
+def copy_launch(result: Variable, operand: Value, awaited: tuple[Variable, ...] = ()) -> Launch:
     """A copy of an operand, which is left out where the result has taken its place."""
     return Launch(
         Kind.COPY, "copy", ("copy",), (operand, result, *awaited), (result,),

@@ -72,7 +72,8 @@ class RepeatedCalls:
             return None
         if self._patience >= RENEWAL and not kwargs:
             self._patience -= RENEWAL
-            if found.recording.writes and found.target is not default_target():
+            on_card = found.target is not default_target() and not found.spans_devices
+            if found.recording.writes and on_card:
                 return partial(self._run_step, args, outside, found), handles
             self.last = known_call(args, outside, handles, found)
         return found, handles

@@ -18,7 +18,14 @@ from functools import partial
 from weft.compiler.graph_passes.collective_axes import move_collective_axes
 from weft.compiler.graph_passes.graph_pass import Pass
 from weft.compiler.lowering.matrix_products import Product
-from weft.compiler.plan.launch import Kind, Launch, Sizes, one, static_shape, substitute_all
+from weft.compiler.plan.launch import (
+    Kind,
+    Launch,
+    Sizes,
+    one,
+    static_shape,
+    substitute_all,
+)
 from weft.compiler.plan.planning import plan_program
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cpu.cache.kernels import begin, environment
@@ -146,7 +153,7 @@ class CpuTarget:
         """See `Target`."""
         return Program(plan)
 
-    def stored(self, digest: str, compiled: Callable[[], Executable]) -> Executable:
+    def stored_executable(self, digest: str, compiled: Callable[[], Executable]) -> Executable:
         """See `Target`."""
         return stored_program(digest, compiled)
 
