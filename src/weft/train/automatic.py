@@ -83,7 +83,7 @@ def memory_of_process() -> float:
     own = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     rows = wf.distributed.gather_objects((socket.gethostname(), own))
     names = [name for name, _ in rows]
-    return min(memory / names.count(name) for name, memory in rows)
+    return float(min(memory / names.count(name) for name, memory in rows))
 
 
 def _bytes_of(tensors: Any) -> int:
