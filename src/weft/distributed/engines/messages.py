@@ -57,7 +57,7 @@ class Mailbox:
         try:
             connection = self._outward.get(target) or self._connect(target)
             connection.send_bytes(tag.to_bytes(8, "little", signed=True))
-            connection.send_bytes(np.ascontiguousarray(data).reshape(-1).view(np.uint8))
+            connection.send_bytes(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
         except OSError as error:
             raise LostProcess(f"process {target} of the group does not listen: {error}") from error
 
