@@ -16,7 +16,7 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 
-from weft.compiler.targets.cuda.device import Stream
+from weft.compiler.targets.cuda.device import CAPTURED, Stream
 from weft.compiler.targets.cuda.modules import KernelNodeParameters
 
 Array = np.ndarray[Any, Any]
@@ -26,8 +26,9 @@ SET, LAUNCH, COPY, FILL, ENCODE, ENCODE_WINDOWS, CHECK = range(7)
 """The kinds of records; see the functions below, which make them."""
 WORDS = 8
 """How many words a record has."""
-_HEAD = 4
-"""Words before the records: the functions, the stream, how many there are, which one failed."""
+_HEAD = 6
+"""Words before the records: the functions, the stream, how many there are, which one failed, where
+the words of a run are written, and where it is said whether a stream is being captured."""
 CALLED = (
     "cuLaunchKernel",
     "cuMemcpyDtoDAsync_v2",
@@ -38,8 +39,12 @@ CALLED = (
 """The driver's functions that records call."""
 FAULT = -1
 """The result where a kernel of an earlier run has reported a fault."""
+BUSY = -2
+"""The result where a stream is being captured, so that nothing may be put on it."""
 LONG = 16
 """From how many records on other threads of Python go on meanwhile."""
+MOST_WORDS = 8
+"""How many words of a run may be given with the call."""
 
 
 def set_cell(target: int, source: int, offset: int = 0) -> Record:
@@ -95,7 +100,7 @@ entry:
   %count.at = getelementptr i64, ptr %table, i64 2
   %count = load i64, ptr %count.at
   %failed.at = getelementptr i64, ptr %table, i64 3
-  %records = getelementptr i64, ptr %table, i64 4
+  %records = getelementptr i64, ptr %table, i64 6
   br label %head
 
 head:
@@ -227,7 +232,38 @@ success:
 def _module_text() -> str:
     """The native function, with the loads of a tensor map's arguments written out."""
     text = _TEXT.replace("<arguments>", _argument_loads("", 11, {0, 3, 4, 5, 6}))
-    return text.replace("<window arguments>", _argument_loads("x", 14, {0, 3, 4, 5, 6, 9}))
+    text = text.replace("<window arguments>", _argument_loads("x", 14, {0, 3, 4, 5, 6, 9}))
+    return text + "".join(map(_word_call_text, range(1, MOST_WORDS + 1)))
+
+
+def _word_call_text(count: int) -> str:
+    """The native function that first writes so many words of a run, unless a stream is captured.
+
+    Python's lock is held all the while, so that no other thread writes in between.
+    """
+    given = ", ".join(f"i64 %w{k}" for k in range(count))
+    stores = [
+        f"  %p{k} = getelementptr i64, ptr %words, i64 {k}\n  store i64 %w{k}, ptr %p{k}"
+        for k in range(count)
+    ]
+    return f"""
+define i32 @weft_cuda_run_{count}(ptr %table, {given}) {{
+entry:
+  %captured.at = getelementptr i64, ptr %table, i64 5
+  %captured.ptr = load ptr, ptr %captured.at
+  %captured = load i32, ptr %captured.ptr
+  %busy = icmp ne i32 %captured, 0
+  br i1 %busy, label %leave, label %write
+leave:
+  ret i32 {BUSY}
+write:
+  %words.at = getelementptr i64, ptr %table, i64 4
+  %words = load ptr, ptr %words.at
+{chr(10).join(stores)}
+  %code = call i32 @weft_cuda_run(ptr %table)
+  ret i32 %code
+}}
+"""
 
 
 def _argument_loads(prefix: str, count: int, pointers: set[int]) -> str:
@@ -243,34 +279,49 @@ def _argument_loads(prefix: str, count: int, pointers: set[int]) -> str:
 
 
 @cache
-def _native_function() -> tuple[int, Any]:
-    """The address of the native function, and what keeps it there."""
+def _native_functions() -> tuple[dict[str, int], Any]:
+    """The addresses of the native functions, and what keeps them there."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    builder = llvm.JITLibraryBuilder().add_ir(_module_text()).export_symbol("weft_cuda_run")
+    names = ["weft_cuda_run", *[f"weft_cuda_run_{n}" for n in range(1, MOST_WORDS + 1)]]
+    builder = llvm.JITLibraryBuilder().add_ir(_module_text())
+    for name in names:
+        builder.export_symbol(name)
     compiler = llvm.create_lljit_compiler(use_jit_link=True)
     library = builder.link(compiler, "weft_cuda_launcher")
-    return library["weft_cuda_run"], (library, compiler)
+    return {name: library[name] for name in names}, (library, compiler)
 
 
 @cache
 def native_calls() -> tuple[Callable[[int], int], Callable[[int], int]]:
     """What works through a table at an address: holding Python's lock, and without it."""
-    address, _ = _native_function()
+    address = _native_functions()[0]["weft_cuda_run"]
     held = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(address)
     without = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(address)
     return held, without
 
 
+@cache
+def word_call(count: int) -> Callable[..., int]:
+    """What writes so many words of a run, and works through a table at an address.
+
+    It holds Python's lock. Its result is `BUSY` where nothing was done.
+    """
+    kinds = [ctypes.c_void_p, *[ctypes.c_uint64] * count]
+    function = ctypes.PYFUNCTYPE(ctypes.c_int, *kinds)
+    return function(_native_functions()[0][f"weft_cuda_run_{count}"])
+
+
 class NativeRun:
-    """Records in order; a call works through them."""
+    """Records in order; a call works through them. `words`: where the words of a run stand."""
 
     __slots__ = ("_stream", "_table", "address", "call", "records")
 
-    def __init__(self, stream: Stream, records: Sequence[Record]) -> None:
+    def __init__(self, stream: Stream, records: Sequence[Record], words: int = 0) -> None:
         self.records, self._stream = tuple(records), stream
         table: Array = np.zeros(_HEAD + WORDS * len(self.records), np.int64)
         table[:3] = stream.driver.addresses(CALLED), stream.handle, len(self.records)
+        table[4:_HEAD] = words, CAPTURED.ctypes.data
         for place, record in enumerate(self.records):
             start = _HEAD + WORDS * place
             table[start : start + len(record)] = record
