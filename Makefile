@@ -67,8 +67,10 @@ quick: $(VENV)  ## for the loop of a developer: all tests but the slow ones, of 
 test-pythons:  ## the tests of `make quick` on Python 3.11 to 3.14, where they are to be had; PYTHONS="3.13" TESTS="tests/core"
 	@scripts/test-pythons "$(PYTHONS)" -q -n $(WORKERS) $(TESTS)
 
-test-gpu: $(VENV)  ## the tests that need an NVIDIA card; they are skipped where there is none
+test-gpu: $(VENV)  ## the tests that need an NVIDIA card, and random programs on it; skipped where there is none
 	.venv/bin/python -m pytest -q -n 0 tests/gpu
+	@test ! -e /dev/nvidiactl || .venv/bin/python -m tests.fuzz --programs $(PROGRAMS) --seed $(SEED) \
+	    --minutes $(MINUTES) --workers $(WORKERS) --threads 1 --ways cuda,cuda-eager
 
 checked: $(VENV)  ## the tests of programs and memory in the checking mode; CHECKED=tests/compiler for more
 	WEFT_CHECK=memory .venv/bin/python -m pytest -q -n $(WORKERS) $(CHECKED)
@@ -112,7 +114,7 @@ bench: $(VENV_BENCH) $(PEERS:%=.venv-bench-%/.complete)  ## time Weft beside PyT
 	.venv-bench/bin/python benchmarks/eager.py --all --json $(EAGER)
 	.venv-bench/bin/python benchmarks/compare.py $(BENCH)
 
-bench-distributed: $(VENV) $(VENV_BENCH)  ## time data parallel steps and sums over processes beside PyTorch's DDP on gloo; DISTRIBUTED="--quick"
+bench-distributed: $(VENV) $(VENV_BENCH)  ## time data parallel steps and sums over processes beside PyTorch's DDP and FSDP on gloo; DISTRIBUTED="--quick"
 	.venv/bin/python benchmarks/distributed.py --torch .venv-bench/bin/python $(DISTRIBUTED)
 
 bench-gpu: $(VENV_BENCH)  ## time Weft beside PyTorch and JAX on an NVIDIA card; GPU="--only mlp eager"

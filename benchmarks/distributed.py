@@ -1,9 +1,13 @@
-"""Several processes: data parallel steps and sums over processes, beside PyTorch's DDP on gloo.
+"""Several processes: steps and sums over processes, beside PyTorch's DDP and FSDP on gloo.
 
     python benchmarks/distributed.py --torch .venv-bench/bin/python
 
 Runs of Weft and of PyTorch take turns, and the median of the rounds is shown. Weft's processes are
 started by `weft launch` with this interpreter, PyTorch's with the one that is named.
+
+`overlap` says how much of the time of collectives is hidden: the seconds that a step spends in
+launches of collectives, with overlap and without, in turns in the same processes. `split` compares
+ZeRO 3 with FSDP: seconds of a step, and bytes of parameters and state that a process holds.
 """
 
 from __future__ import annotations
@@ -50,13 +54,16 @@ def arguments() -> Namespace:
     """The command line."""
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--torch", default=".venv-bench/bin/python", help="its interpreter")
-    parser.add_argument("--works", default="sums,gpt,resnet", help="which, joined by commas")
+    parser.add_argument(
+        "--works", default="sums,gpt,resnet,overlap,split", help="which, joined by commas"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
     parser.add_argument("--json", help="write the numbers here, too")
     parser.add_argument("--worker", choices=["weft", "torch"])
     parser.add_argument("--work", default="gpt")
+    parser.add_argument("--model", default="gpt", help="that of `overlap` and `split`")
     return parser.parse_args()
 
 
@@ -77,7 +84,8 @@ def share_of_task(options: Namespace, rank: int, size: int) -> tuple[Any, Any]:
     sys.path.insert(0, str(HERE.parent))
     from suite.workloads import WORKLOADS
 
-    workload = WORKLOADS[options.work]
+    is_model = options.work not in ("overlap", "split")
+    workload = WORKLOADS[options.work if is_model else options.model]
     task = workload.task(options.quick, compiled=options.worker == "weft")
     task.data = {name: np.ascontiguousarray(x[rank::size]) for name, x in task.data.items()}
     return workload, task
@@ -93,10 +101,14 @@ def in_weft(options: Namespace) -> Any:
     if options.work == "sums":
         found = weft_sums(options)
         return found if rank == 0 else None
+    if options.work == "overlap":
+        return weft_overlap(options, rank, size)
     workload, task = share_of_task(options, rank, size)
     from suite import with_weft
 
     plain = with_weft.training
+    if options.work == "split":
+        return weft_split(options, workload, task)
     with_weft.training = lambda task, net, optimizer, loss, data: plain(
         task, net, distributed.data_parallel(optimizer), loss, data
     )
@@ -129,6 +141,84 @@ def weft_sums(options: Namespace) -> dict[str, list[float]]:
     return found
 
 
+def weft_overlap(options: Namespace, rank: int, size: int) -> dict[str, Any] | None:
+    """Steps with overlap and without, in turns: how long they take, and how long collectives do."""
+    from suite import with_weft
+
+    import weft as wf
+    from weft import distributed
+    from weft.compiler.targets.cpu.target import CPU
+
+    plain = with_weft.training
+    with_weft.training = lambda task, net, optimizer, loss, data: plain(
+        task, net, distributed.data_parallel(optimizer), loss, data
+    )
+    exposed: list[float] = []
+
+    def observe(plan: Any, sizes: Any, spans: Any) -> None:
+        pairs = zip(plan.launches, spans, strict=False)
+        times = [end - start for launch, (start, end) in pairs if launch.kind == "collective"]
+        exposed.append(sum(times) / 1e9)
+
+    found: dict[str, dict[str, list[float]]] = {}
+    steps = {}
+    for name in ("on", "off"):
+        with wf.settings.changed(overlap=name == "on"):
+            workload, task = share_of_task(options, rank, size)
+            steps[name] = workload.sides["weft"](task)
+            times(lambda name=name: steps[name]().numpy(), 1)
+        found[name] = {"seconds": [], "exposed": [], "processor": []}
+    for _ in range(options.steps):
+        for name, step in steps.items():
+            with wf.settings.changed(overlap=name == "on"):
+                distributed.barrier()
+                begin = time.process_time()
+                found[name]["seconds"] += times(lambda step=step: step().numpy(), 1, warm=0)
+                found[name]["processor"].append(time.process_time() - begin)
+                exposed.clear()
+                distributed.barrier()
+                with CPU.watch(observe):
+                    step().numpy()
+                found[name]["exposed"].append(sum(exposed))
+    rows = {name: {k: statistics.median(v) for k, v in row.items()} for name, row in found.items()}
+    return rows if rank == 0 else None
+
+
+def weft_split(options: Namespace, workload: Any, task: Any) -> dict[str, Any] | None:
+    """A step with parameters split over processes, and what a process holds of the state."""
+    from suite import with_weft
+
+    from weft import distributed
+
+    held: dict[str, Any] = {}
+    plain = with_weft.training
+
+    def training(task: Any, net: Any, optimizer: Any, loss: Any, data: Any) -> Any:
+        held["whole"] = sum(p.size * p.dtype.itemsize for p in net.parameters())
+        called = distributed.shard_model(net, optimizer)
+        distributed.data_parallel(optimizer, zero=3)
+        held["optimizer"] = optimizer
+        return plain(task, called, optimizer, loss, data)
+
+    with_weft.training = training
+    step = workload.sides["weft"](task)
+    spans = times(lambda: step().numpy(), options.steps)
+    optimizer = held["optimizer"]
+    state = [value for slots in optimizer.state for value in slots.values() if value.ndim]
+    own = sum(t.size * t.dtype.itemsize for t in [*optimizer.parameters, *state])
+    kept = sum(t.size * t.dtype.itemsize for t in optimizer.parameters)
+    whole = held["whole"] * own / kept
+    row = {"seconds": statistics.median(spans), "held": own, "whole": whole, "rss": peak_memory()}
+    return row if distributed.rank() == 0 else None
+
+
+def peak_memory() -> int:
+    """The most bytes that this process had in memory."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def sizes_of(options: Namespace) -> list[int]:
     """How many bytes are summed."""
     return BYTES[:4] if options.quick else BYTES
@@ -155,6 +245,8 @@ def in_torch(options: Namespace) -> Any:
     from suite import with_torch
 
     plain = with_torch.training
+    if options.work == "split":
+        return torch_split(options, workload, task)
     if size > 1:
         with_torch.training = lambda task, net, optimizer, loss, data: plain(
             task, DistributedDataParallel(net), optimizer, loss, data
@@ -164,13 +256,47 @@ def in_torch(options: Namespace) -> Any:
     return {"seconds": statistics.median(spans)} if rank == 0 else None
 
 
+def torch_split(options: Namespace, workload: Any, task: Any) -> dict[str, Any] | None:
+    """A step of PyTorch with `fully_shard` for each block and the rest, as its manual shows."""
+    import torch.distributed as dist
+    from suite import with_torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    held: dict[str, Any] = {}
+    plain = with_torch.training
+
+    def training(task: Any, net: Any, optimizer: Any, loss: Any, data: Any) -> Any:
+        held["whole"] = sum(p.numel() * p.element_size() for p in net.parameters())
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for lists in [m for m in net.modules() if type(m).__name__ == "ModuleList"]:
+            for block in lists:
+                fully_shard(block, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+        settings = {name: optimizer.defaults[name] for name in ("lr", "weight_decay")}
+        held["optimizer"] = type(optimizer)(net.parameters(), **settings)
+        return plain(task, net, held["optimizer"], loss, data)
+
+    with_torch.training = training
+    step = workload.sides["torch"](task)
+    spans = times(lambda: step().item(), options.steps)
+    optimizer = held["optimizer"]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    state = [v for p in parameters for v in optimizer.state[p].values() if v.ndim]
+    bytes_of = lambda t: t.to_local().numel() * t.element_size()  # noqa: E731
+    own, kept = sum(map(bytes_of, [*parameters, *state])), sum(map(bytes_of, parameters))
+    whole = held["whole"] * own / kept
+    row = {"seconds": statistics.median(spans), "held": own, "whole": whole, "rss": peak_memory()}
+    return row if dist.get_rank() == 0 else None
+
+
 # --- starting them -----------------------------------------------------------------------------
 
 
 def run(options: Namespace, side: str, work: str, processes: int, threads: int) -> Any:
     """One run of one side; what its first process found."""
     words = [str(HERE), "--worker", side, "--work", work, "--steps", str(options.steps)]
-    words += ["--quick"] if options.quick else []
+    words += ["--model", options.model, *(["--quick"] if options.quick else [])]
     if side == "weft":
         launch = ["-m", "weft.cli", "launch", "-n", str(processes), "--threads", str(threads)]
         outputs = [finish([start([sys.executable, *launch, *words], {})])[0]]
@@ -209,7 +335,8 @@ def compare(options: Namespace) -> None:
     """Run everything, the sides in turns, and print tables."""
     found: dict[str, Any] = {}
     for work in options.works.split(","):
-        found[work] = sums_table(options) if work == "sums" else steps_table(options, work)
+        table = {"sums": sums_table, "overlap": overlap_table, "split": split_table}.get(work)
+        found[work] = steps_table(options, work) if table is None else table(options)
     if options.json:
         Path(options.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
@@ -226,6 +353,40 @@ def sums_table(options: Namespace) -> dict[str, list[float]]:
     for place, size in enumerate(sizes_of(options)):
         spans = "".join(f"{found[name][place] * 1e6:>11.1f} us" for name in found)
         print(f"{size:>10}{spans}")
+    return found
+
+
+def overlap_table(options: Namespace) -> dict[str, dict[str, float]]:
+    """How long collectives hold up a step, with overlap and without."""
+    rounds = [run(options, "weft", "overlap", 2, 1) for _ in range(options.rounds)]
+    found = {
+        name: {k: statistics.median(each[name][k] for each in rounds) for k in rounds[0][name]}
+        for name in rounds[0]
+    }
+    print(f"\n{options.model}, overlap{'step':>12}{'processor':>12}{'in collectives':>16}")
+    for name, row in found.items():
+        cells = f"{row['seconds'] * 1e3:>9.1f} ms{row['processor'] * 1e3:>9.1f} ms"
+        print(f"{name:<{len(options.model) + 9}}{cells}{row['exposed'] * 1e3:>13.1f} ms")
+    hidden = 1 - found["on"]["exposed"] / found["off"]["exposed"]
+    print(f"hidden: {hidden:.0%} of the time of collectives")
+    return found
+
+
+def split_table(options: Namespace) -> dict[str, dict[str, float]]:
+    """ZeRO 3 beside FSDP, both with two processes."""
+    rounds: dict[str, list[dict[str, float]]] = {}
+    for _ in range(options.rounds):
+        for side in ("weft", "torch"):
+            rounds.setdefault(side, []).append(run(options, side, "split", 2, 1))
+    found = {
+        side: {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+        for side, rows in rounds.items()
+    }
+    print(f"\n{options.model}, split{'step':>12}{'state held':>14}{'of 1/n':>8}{'peak memory':>14}")
+    for side, row in found.items():
+        share = row["held"] / (row["whole"] / 2)
+        cells = f"{row['seconds'] * 1e3:>9.1f} ms{row['held'] / 1e6:>11.2f} MB{share:>8.3f}"
+        print(f"{side:<{len(options.model) + 7}}{cells}{row['rss'] / 1e6:>11.0f} MB")
     return found
 
 

@@ -7,7 +7,7 @@ are killed at random moments. A run is good if it ends with code 0, if each kill
 step done again, if all that are left have the same weights, and if these are those of an unharmed
 run within rounding. Where half of the processes are lost at once, the first among them, the others
 must not go on: such a run is good if it ends with that error. With `--engine gloo` killed processes
-are started again, and join.
+are started again, and join. With `--json FILE` runs are added to those in the file.
 """
 
 from __future__ import annotations
@@ -24,19 +24,22 @@ from pathlib import Path
 from typing import Any
 
 JOB = """
-import json, os, signal, threading
+import json, os, signal, threading, time
 import numpy as np
 import weft as wf
 from weft import distributed
+from weft.distributed import sharing
 from weft.distributed.process_group import restarts
 
+sharing.BUCKET = 1 << 17  # so that small gradients, too, travel while others are computed
 plan = json.loads(os.environ["KILLS"])
 distributed.init(os.environ["ENGINE"], timeout=60)
 generator = np.random.default_rng(0)
 x = generator.normal(size=(960, 16)).astype(np.float32)
 y = np.sin(x @ generator.normal(size=(16, 4))).astype(np.float32)
 wf.random.seed(0)
-model = wf.nn.Sequential(wf.nn.Linear(16, 64), wf.nn.Tanh(), wf.nn.Linear(64, 4))
+model = wf.nn.Sequential(
+    wf.nn.Linear(16, 160), wf.nn.Tanh(), wf.nn.Linear(160, 160), wf.nn.Tanh(), wf.nn.Linear(160, 4))
 own, begun = distributed.rank() if not restarts() else int(os.environ["WEFT_RANK"]), 0
 
 def die():
@@ -58,13 +61,15 @@ trainer = wf.train.Trainer(
     model, "mse_loss", wf.optim.AdamW(model.parameters(), lr=0.01), strategy="data", recover=True,
     callbacks=[Watch()], progress=False, seed=0)
 loader = wf.data.DataLoader(wf.data.ArrayDataset(x, y), batch_size=48, shuffle=True, seed=0)
+start = time.monotonic()
 history = trainer.fit(loader, epochs=int(os.environ["EPOCHS"]), validation=(x, y))
 members = trainer.strategy.members
 weights = [p.detach().numpy() for p in model.parameters()]
 np.savez(os.environ["OUTPUT"] + f"-{own}.npz", *weights)
 if not restarts():
     result = {"losses": members.losses, "joined": members.joined, "step": trainer.step,
-              "again": begun - trainer.step, "loss": history["val_loss"][-1]}
+              "again": begun - trainer.step, "loss": history["val_loss"][-1],
+              "training_seconds": time.monotonic() - start}
     with open(os.environ["OUTPUT"] + f"-{own}.json", "w") as file:
         json.dump(result, file)
 """
@@ -127,43 +132,79 @@ def faults_of(run: dict[str, Any], unharmed: dict[str, Any]) -> list[str]:
 
 def main() -> int:
     """Run until so many processes were killed, or the time is over."""
+    options = arguments()
+    generator, begin = random.Random(options.seed), time.monotonic()
+    written = options.json is not None and options.json.exists()
+    rows: list[dict[str, Any]] = json.loads(options.json.read_text())["runs"] if written else []
+    wanted = options.kills + sum(row["killed"] for row in rows)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        unharmed = [run_job(folder, {}, options) for _ in range(options.unharmed)]
+        for each in unharmed:
+            if each["code"]:
+                print(each["error"])
+                return 1
+        plain = unharmed[-1]  # the first one compiles
+        latest = 0.4 * plain["reports"][0]["training_seconds"]
+        print(f"unharmed: {plain['reports'][0]['step']} steps, {plain['seconds']:.1f} s, "
+              f"loss {plain['reports'][0]['loss']:.6f}")  # fmt: skip
+        while sum(row["killed"] for row in rows) < wanted:
+            if time.monotonic() - begin > options.seconds:
+                break
+            victims = generator.sample(range(options.processes), generator.choice([1, 2, 2]))
+            kills = {rank: generator.uniform(0.0, latest) for rank in victims}
+            row = row_of(run_job(folder, kills, options), plain, victims)
+            row |= {"engine": options.engine, "seed": options.seed}
+            row["unharmed_losses"] = [each["reports"][0]["loss"] for each in unharmed]
+            rows.append(row)
+            print(f"run {len(rows)}: {row['killed']} of {victims} killed, {row['seconds']:.1f} s, "
+                  f"{row['outcome']}", flush=True)  # fmt: skip
+            if options.json is not None:
+                text = json.dumps({"total": total_of(rows), "runs": rows}, indent=1)
+                options.json.write_text(text + "\n", encoding="utf-8")
+    total = total_of(rows)
+    print(", ".join(f"{name}: {value}" for name, value in total.items()))
+    return bool(total["bad"])
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--engine", choices=["mpi", "gloo"], default="mpi")
     parser.add_argument("--seconds", type=float, default=3600.0, help="begin no run after that")
+    parser.add_argument("--unharmed", type=int, default=2, help="runs without a kill, for the loss")
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    generator, begin = random.Random(options.seed), time.monotonic()
-    killed = runs = bad = refused = 0
-    recoveries: list[float] = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        unharmed = run_job(folder, {}, options)
-        if unharmed["code"]:
-            print(unharmed["error"])
-            return 1
-        print(f"unharmed: {unharmed['reports'][0]['step']} steps, {unharmed['seconds']:.1f} s, "
-              f"loss {unharmed['reports'][0]['loss']:.6f}")  # fmt: skip
-        while killed < options.kills and time.monotonic() - begin < options.seconds:
-            victims = generator.sample(range(options.processes), generator.choice([1, 1, 2]))
-            latest = 0.3 * unharmed["seconds"]
-            kills = {rank: generator.uniform(0.0, latest) for rank in victims}
-            run = run_job(folder, kills, options)
-            faults = faults_of(run, unharmed)
-            killed, runs, bad = killed + run["kills"], runs + 1, bad + bool(faults)
-            refused += is_refused(run)
-            recoveries += [s for report in run["reports"][:1] for _, s in report["losses"]]
-            shown = "ended by the quorum rule" if is_refused(run) else "as unharmed"
-            shown = "; ".join(faults) or shown
-            print(f"run {runs}: {run['kills']} of {victims} killed, {run['seconds']:.1f} s, "
-                  f"{shown}", flush=True)  # fmt: skip
-    slowest = max(recoveries, default=0.0)
-    print(f"{killed} kills in {runs} runs: {runs - bad - refused} as unharmed, {refused} ended by "
-          f"the quorum rule, {bad} bad; {len(recoveries)} recoveries, the slowest took "
-          f"{slowest:.2f} s")  # fmt: skip
-    return bool(bad)
+    parser.add_argument("--json", type=Path, help="add the runs to those in this file")
+    return parser.parse_args()
+
+
+def row_of(run: dict[str, Any], unharmed: dict[str, Any], victims: list[int]) -> dict[str, Any]:
+    """What a run has shown."""
+    faults, reports = faults_of(run, unharmed), run["reports"]
+    good = "ended by the quorum rule" if is_refused(run) else "as unharmed"
+    return {
+        "killed": run["kills"], "victims": victims, "seconds": round(run["seconds"], 2),
+        "outcome": "; ".join(faults) or good, "bad": bool(faults), "refused": is_refused(run),
+        "steps_again": max([report["again"] for report in reports], default=0),
+        "recovery_seconds": [s for report in reports[:1] for _, s in report["losses"]],
+        "loss": reports[0]["loss"] if reports else None,
+    }  # fmt: skip
+
+
+def total_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The sums over all runs."""
+    recoveries = [seconds for row in rows for seconds in row["recovery_seconds"]]
+    return {
+        "kills": sum(row["killed"] for row in rows), "runs": len(rows),
+        "as unharmed": sum(not row["bad"] and not row["refused"] for row in rows),
+        "ended by the quorum rule": sum(row["refused"] for row in rows),
+        "bad": sum(row["bad"] for row in rows), "recoveries": len(recoveries),
+        "slowest recovery": round(max(recoveries, default=0.0), 3),
+        "most steps again": max([row["steps_again"] for row in rows], default=0),
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Fit the coefficients in compiler/targets/llvm/piecewise.py, and write its tables.
+"""Fit the coefficients in compiler/targets/llvm, piecewise.py and bell.py, and write their tables.
 
     .venv-bench/bin/python scripts/fit_functions.py > tables.txt
 
@@ -112,6 +112,36 @@ class Fitted:
             yield found
 
 
+def bell_ratio(
+    numerator: int = 4, denominator: int = 5, limit: float = 14.35
+) -> tuple[list[float], list[float]]:
+    """P and Q, the lowest power first, with exp(x²/2)·erfc(x·√½) ≈ P(x)/Q(x) from 0 to a limit.
+
+    Weighted least squares of P - f·Q, the weights adapted towards the least greatest error.
+    """
+    along = (np.cos(np.pi * (np.arange(400) + 0.5) / 400) + 1) / 2 * limit / (limit + 2)
+    places = np.sort(2 * along / (1 - along))  # dense near 0
+    exact = (mpmath.mpf(float(x)) for x in places)
+    scaled = [mpmath.erfc(x / mpmath.sqrt(2)) * mpmath.exp(x**2 / 2) for x in exact]
+    wanted = np.array([float(each) for each in scaled])
+    stress, scale = np.ones(400), np.ones(400)
+    best = np.inf, np.zeros(0)
+    for _ in range(2 * ROUNDS):
+        powers = [places**k for k in range(numerator + 1)]
+        powers += [-wanted * places**k for k in range(1, denominator + 1)]
+        weights = stress / (wanted * scale)
+        matrix = np.stack(powers, 1) * weights[:, None]
+        sizes = np.abs(matrix).max(0)
+        found = np.linalg.lstsq(matrix / sizes, wanted * weights, rcond=None)[0] / sizes
+        top = np.polynomial.polynomial.polyval(places, found[: numerator + 1])
+        scale = np.polynomial.polynomial.polyval(places, [1.0, *found[numerator + 1 :]])
+        errors = np.abs(top / scale / wanted - 1)
+        best = min(best, (float(errors.max()), found), key=lambda each: each[0])
+        stress = stress * (errors / errors.max() + 1e-3) ** 0.5
+        stress /= stress.max()
+    return list(best[1][: numerator + 1]), [1.0, *best[1][numerator + 1 :]]
+
+
 FITTED = [
     Fitted("ERFC", lambda a: mpmath.exp(a * a) * mpmath.erfc(a), 1.48, 8, 10.1, 2),
     Fitted("ERF", mpmath.erf, 3.8, 5, 3.94, 4, bends=True, end=1.0),
@@ -125,6 +155,8 @@ def main() -> None:
         rows = [", ".join(repr(float(f"{n:.9g}")) for n in row) for row in each.table()]
         lines = [f"{each.name}: Pieces = (", *[f"    ({row})," for row in rows], ")", ""]
         sys.stdout.write("\n".join(lines))
+    for name, row in zip(("NUMERATOR", "DENOMINATOR"), bell_ratio(), strict=True):
+        sys.stdout.write(f"_{name} = ({', '.join(f'{n:.9g}' for n in row)})\n")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from tests.compiler.kernels import COLUMN, COLUMNS, PLACE, ROW, SIZES
 from weft.core.dtypes import bool_, float16, float32, float64, int8, int32, int64, uint8
 from weft.core.errors import DTypeError, GraphError
 from weft.ir import scalars
-from weft.ir.loop_reference import run_reference
+from weft.ir.loop_reference import OPERATORS, run_reference
 from weft.ir.loop_verify import verify_kernel
 from weft.ir.loops import Accumulate, For, Kernel, Let, Scratch, Statement, Store, Update
 from weft.ir.scalars import Buffer, Scalar, coefficient, const, exp, index, load, local, select
@@ -292,3 +292,39 @@ def test_the_reference_adds_in_the_documented_order() -> None:
 def test_the_reference_refuses_offsets_before_the_buffer() -> None:
     with pytest.raises(IndexError, match="negative"):
         run_reference(kernel(Store(Y, const(-1, int64), X[0])), [np.ones(1, "f4")] * 2, [0])
+
+
+@pytest.mark.parametrize("depth", [1, 12, 13, 30])
+def test_the_reference_runs_loops_however_deep_they_are(depth: int) -> None:
+    """Sums in the innermost loop reach the outermost, though Python nests only 20 loops."""
+    indices = [index(f"i{level}") for level in range(depth)]
+    total, place = local("total", float32), sum(indices[1:], indices[0])
+    body: tuple[Statement, ...] = (
+        Accumulate(COLUMN, COLUMNS, (Update(total, "add", X[COLUMN] * 2),)),
+        Store(Y, place, total + Y[place]),
+    )
+    for level, each in enumerate(indices):
+        body = (For(each, const(2 if level < 3 else 1, int64), body),)
+    y = np.zeros(4, np.float32)
+    run_reference(Kernel("k", (X, Y), SIZES, body), [np.ones(5, np.float32), y], [1, 5])
+    assert y.tolist() == {1: [10, 10, 0, 0]}.get(depth, [10, 30, 30, 10])
+
+
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+def test_operators_of_numpys_scalars_have_the_bits_of_the_instructions_reference(name: str) -> None:
+    instruction = scalars.INSTRUCTIONS[name]
+    rng = np.random.default_rng(1)
+    for dtype in sorted(instruction.dtypes, key=str):
+        values = rng.integers(0, 256, (60, dtype.numpy.itemsize), np.uint8).tobytes()
+        numbers = np.frombuffer(values, dtype.numpy if dtype is not bool_ else np.uint8)
+        edges = np.array([0, 1, 7, 70], np.uint8).astype(dtype.numpy)
+        numbers = np.concatenate([edges, numbers.astype(dtype.numpy)])
+        for operands in zip(
+            *[rng.permutation(numbers) for _ in range(instruction.arity)], strict=True
+        ):
+            with np.errstate(all="ignore"):
+                wanted = instruction.reference(*operands)
+                text = OPERATORS[name].format(*[f"x[{i}]" for i in range(len(operands))])
+                computed = eval(text, {"x": operands})
+            assert computed.dtype == wanted.dtype
+            assert computed.tobytes() == wanted.tobytes()

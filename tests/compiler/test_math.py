@@ -19,7 +19,7 @@ from weft.compiler.targets.llvm.instructions import TABLE
 from weft.core.dtypes import DType, float32, float64, int32
 from weft.ir import scalars
 from weft.ir.loops import For, Kernel, Store
-from weft.ir.scalars import INSTRUCTIONS, Buffer, Scalar, index, node, size
+from weft.ir.scalars import INSTRUCTIONS, Buffer, Scalar, const, index, node, size
 
 Array = np.ndarray[Any, Any]
 
@@ -198,6 +198,50 @@ def test_erfc_of_what_is_special() -> None:
     x = np.array([0.0, -0.0, 1e-45, np.inf, -np.inf, 3e38, -3e38, np.nan], "f4")
     expected = np.array([1, 1, 1, 0, 2, 0, 2, np.nan], "f4")
     np.testing.assert_array_equal(compiled("erfc", float32)(x), expected)
+
+
+HALF_ROOT = math.sqrt(0.5)
+
+
+def distribution(x: Scalar, sign: int) -> Scalar:
+    return scalars.erfc(x * const(sign * HALF_ROOT, float32))
+
+
+def bell(x: Scalar) -> Scalar:
+    y = x * const(-HALF_ROOT, float32)
+    return scalars.exp(-(y * y))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_erfc_of_a_multiple_of_the_half_root_is_that_of_the_unrounded_product(sign: int) -> None:
+    start, stop = (int(np.float32(x).view(np.uint32)) for x in (2.0**-20, 14.3))
+    x = np.arange(start, stop, 1201, dtype=np.uint32).view(np.float32)
+    x = np.concatenate([x, -x])
+    got = applied(lambda value: distribution(value, sign), 8, x)
+    exact = reference("erfc", x.astype(np.float64) * (sign * HALF_ROOT))
+    assert 0 < got[got > 0].min() < 2.0**-126
+    assert ulps(got, exact).max() <= 4.5
+
+
+def test_the_bell_curve_is_within_2_ulp_and_ends_at_zero() -> None:
+    x = np.linspace(-14.6, 14.6, 40001).astype("f4")
+    exact = np.exp(-0.5 * x.astype(np.float64) ** 2)
+    got = applied(bell, 8, x)
+    assert ulps(got, exact).max() <= 2.0
+    assert got[0] == got[-1] == 0.0 < got[got > 0].min() < 2.0**-126
+
+
+def test_the_normal_distribution_of_what_is_special_and_in_every_width() -> None:
+    special = np.array([0.0, -0.0, 1e-45, np.inf, -np.inf, 3e38, -3e38, np.nan], "f4")
+    expected = np.array([1, 1, 1, 0, 2, 0, 2, np.nan], "f4")
+    got = applied(lambda value: distribution(value, 1), 8, special)
+    np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(applied(bell, 8, special[3:]), [0, 0, 0, 0, np.nan])
+    x = every(1000003)
+    for value in (lambda each: distribution(each, -1), bell):
+        widest = applied(value, 16, x)
+        for width in (1, 2, 4, 8):
+            np.testing.assert_array_equal(applied(value, width, x), widest)
 
 
 @pytest.mark.parametrize("name", ["sin", "tan", "tanh", "sinh", "expm1", "log1p", "erf", "cbrt"])

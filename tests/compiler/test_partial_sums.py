@@ -109,7 +109,49 @@ def test_one_bad_number_reaches_its_column_only(bad: float) -> None:
 )
 def test_chunks_come_out_even(shape: tuple[Any, ...], axes: tuple[int, ...], rows: int) -> None:
     graph = wf.ir.trace(lambda x: x.sum(axis=axes), wf.spec("float32", shape))
+    assert chunk_rows(graph.nodes[0], FusionLimits(ragged_chunks=False)) == rows
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "rows"),
+    [
+        ((97, 64), (0,), 16),
+        ((9, 7, 64), (0, 1), 0),
+        (("n", 64), (0,), 16),
+        ((8, "n", 64), (0, 1), 16),
+    ],
+)
+def test_chunks_that_do_not_come_out_even(
+    shape: tuple[Any, ...], axes: tuple[int, ...], rows: int
+) -> None:
+    graph = wf.ir.trace(lambda x: x.sum(axis=axes), wf.spec("float32", shape))
     assert chunk_rows(graph.nodes[0], FusionLimits()) == rows
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 97, 640])
+def test_reductions_over_a_number_of_rows_that_is_a_symbol(count: int) -> None:
+    def every(x: wf.Tensor, y: wf.Tensor) -> tuple[wf.Tensor, ...]:
+        return x.sum(axis=0), (wf.exp(x) * y).sum(axis=0), y.sum(axis=(0, 1))
+
+    kinds = wf.spec("float32", ("n", 40)), wf.spec("float32", (3, "n", 40))
+    program = compile_program(wf.ir.trace(every, *kinds))
+    x, y = drawn(4, count, 40), drawn(5, 3, count, 40)
+    found = program.run([x, y])
+    wide = np.exp(x.astype(np.float64)) * y
+    for one, wanted in zip(found, [x.sum(0), wide.sum(0), y.sum((0, 1))], strict=True):
+        np.testing.assert_allclose(one, wanted, rtol=1e-4, atol=1e-3)
+
+
+def test_rows_that_do_not_come_out_even_have_the_same_bits_on_all_threads() -> None:
+    x = drawn(20, 997, 130)
+
+    def every(x: wf.Tensor) -> tuple[wf.Tensor, ...]:
+        return x.sum(axis=0), wf.max(x, axis=0), wf.tanh(x).sum(axis=0)
+
+    total, most, bent = on_threads(every, wf.tensor(x))
+    np.testing.assert_allclose(total, x.astype(np.float64).sum(0), rtol=1e-4, atol=1e-3)
+    np.testing.assert_array_equal(most, x.max(0))
+    np.testing.assert_allclose(bent, np.tanh(x.astype(np.float64)).sum(0), rtol=1e-4, atol=1e-3)
 
 
 def test_sums_with_a_size_that_is_a_symbol() -> None:

@@ -109,6 +109,28 @@ def test_updates_go_last_as_one_and_after_what_may_fail() -> None:
     assert schedule(tasks, {"gradient": 8, "other gradient": 8}, LARGE) == [(0,), (2,), (1, 3)]
 
 
+def test_preparations_come_first_and_what_only_updates_wait_for_last() -> None:
+    tasks = [
+        Task(("w",), ("short w",)),
+        Task(("x", "short w"), ("y",), joins=False),
+        Task(("u",), ("short u",), work=1000.0),
+        Task(("y", "short u"), ("parts",), joins=False),
+        Task(("parts",), ("sums",)),
+        Task(("sums",), ("gradient",)),
+        Task(("y",), ("other parts",), joins=False),
+        Task(("other parts",), ("other gradient",)),
+        Task(("gradient", "w"), ("new w",), work=1000.0, replaces={"w": 8}),
+        Task(("other gradient", "u"), ("new u",), replaces={"u": 8}),
+    ]
+    sizes = {
+        value: 8 for task in tasks for value in task.writes if not str(value).startswith("new")
+    }
+    gathered = [(0, 2), (1,), (3,), (6,), (4, 7), (5,), (8, 9)]
+    assert schedule(tasks, sizes, LARGE, float("inf"), gathers=True) == gathered
+    held = {**sizes, "parts": 1 << 30, "y": 1 << 30, "other parts": 1 << 30}
+    assert (4, 7) not in schedule(tasks, held, LARGE, float("inf"), gathers=True)
+
+
 def test_what_frees_more_than_it_takes_comes_first_where_that_lowers_the_peak() -> None:
     large = {"a": 1000, "b": 1000, "c": 1000}
     tasks = [
@@ -147,13 +169,13 @@ def graphs(draw: st.DrawFn) -> list[Task]:
 
 
 @pytest.mark.slow
-@given(graphs(), st.lists(st.integers(0, 1000), min_size=25, max_size=25))
+@given(graphs(), st.lists(st.integers(0, 1000), min_size=25, max_size=25), st.booleans())
 def test_every_schedule_can_be_run_and_needs_no_more_memory(
-    tasks: list[Task], bytes_: list[int]
+    tasks: list[Task], bytes_: list[int], gathers: bool
 ) -> None:
     read = {value for task in tasks for value in task.reads}
     sizes = {value: bytes_[value] << 16 for value in range(len(tasks)) if value in read}
-    found = schedule(tasks, sizes, LARGE)  # type: ignore[arg-type]
+    found = schedule(tasks, sizes, LARGE, float("inf"), gathers)  # type: ignore[arg-type]
     assert sorted(number for launch in found for number in launch) == [*range(len(tasks))]
     done: set[Any] = set()
     for launch in found:
@@ -344,7 +366,7 @@ def test_neither_places_nor_order_change_a_bit_on_random_programs(
         patch.setattr(
             horizontal_fusion,
             "schedule",
-            lambda tasks, sizes, large: [(n,) for n in range(len(tasks))],
+            lambda tasks, *limits: [(n,) for n in range(len(tasks))],
         )
         assert bits(drawn) == found
 

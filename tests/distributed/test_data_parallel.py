@@ -138,6 +138,27 @@ def test_a_trainer_of_two_processes_does_what_one_does(
                 )
 
 
+@pytest.mark.parametrize(("strategy", "processes"), [("data", 2), ("zero2", 3), ("data", 6)])
+def test_a_batch_with_fewer_rows_than_processes_counts_as_in_one_process(
+    strategy: str, processes: int
+) -> None:
+    def fit(strategy: str | None) -> tuple[list[np.ndarray], dict[str, Any]]:
+        model = _model()
+        trainer = wf.train.Trainer(
+            model, wf.nn.functional.mse_loss, wf.optim.AdamW(model.parameters(), lr=0.05),
+            metrics=["mae"], strategy=strategy, seed=3, progress=False, accumulate=2,
+        )  # fmt: skip
+        history = trainer.fit((X[:5], Y[:5]), 3, batch_size=4)  # batches of 4 and of 1
+        return [p.detach().numpy().copy() for p in model.parameters()], history.rows[-1]
+
+    weights, row = fit(None)
+    for found, found_row in distributed.run_threads(lambda: fit(strategy), processes):
+        for one, other in zip(found, weights, strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+        for name in ("loss", "mae"):
+            np.testing.assert_allclose(found_row[name], row[name], rtol=1e-4)
+
+
 @pytest.mark.slow
 def test_a_checkpoint_of_two_processes_is_resumed_by_one_and_by_three(tmp_path: Any) -> None:
     folders = [tmp_path / "two", tmp_path / "copy"]

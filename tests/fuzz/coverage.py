@@ -63,6 +63,9 @@ ELSEWHERE = {
     r"branch \S*cpu\.target:\d+ sums is not None: true": "processes: tests/distributed",
     r"branch \S*select:\d+ machine == host\(\): false": "another machine: tests/export",
     r"branch \S*row_fusion:\d+ not limits\.fused": "other targets: tests/compiler/cuda",
+    r"branch \S*(grouping|split_reduction):.*(lines|isinstance\(before)": (
+        "millions of elements on a card: tests/compiler/test_chunks_of_two_axes.py"
+    ),
     r"primitive debug_": "prints and stops: tests/test_debug.py",
     r"primitive eig$": "the phase of an eigenvector is free: tests/ops/test_linalg.py",
 }

@@ -118,3 +118,9 @@ def control(draw: Draw) -> tuple[tuple[str, ...], str]:
     text = draw.one_of(options)
     used = [*(lines if "{g}" in text else ()), *(more if "{h}" in text and h != g else ())]
     return tuple(used), text.format(v=v.name, g=g, h=h)
+
+
+def watch(draw: Draw) -> str:
+    """A print inside of what is done to each row: called back, once for all rows."""
+    v = draw.value("f", 1, 3, where=lambda v: 0 < v.size <= 400)
+    return f'wf.vmap(lambda row: (wf.debug.print("{{}}", wf.max(row)), row * 2)[1])({v.name})'

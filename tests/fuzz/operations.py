@@ -44,7 +44,7 @@ from tests.fuzz.elements import (
     whole,
 )
 from tests.fuzz.library import compose
-from tests.fuzz.loops import control, repeat
+from tests.fuzz.loops import control, repeat, watch
 from tests.fuzz.randoms import randomise
 
 FAMILIES: dict[Callable[[Draw], Any], float] = {
@@ -78,6 +78,7 @@ FAMILIES: dict[Callable[[Draw], Any], float] = {
     control: 2.0,
     randomise: 0.7,
     repeat: 0.7,
+    watch: 0.15,
     fix: 0.5,
     derive: 0.6,
     compose: 2.0,

@@ -7,7 +7,9 @@ says how much rounding may change the results. `torch` runs the same text with P
 names. `native` is eager too, with every function and primitive of whatever size as a compiled unit;
 all others compute by reference where they are eager. `plain` runs small programs by the plain
 target, whose plans nothing but NumPy computes. `mesh` divides the program among the devices of a
-random mesh, with random placements of its inputs, and runs all of them in lockstep.
+random mesh, with random placements of its inputs, and runs all of them in lockstep. `cuda` is `jit`
+on a card and `cuda-eager` eager mode on it; where there is no card, small programs are run by the
+one in the host's memory.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
+import pytest
+from tests.compiler.cuda.host_card import host_card
 from tests.distributed.random_placements import partition_at_random
 from tests.fuzz import script
 from tests.fuzz.generate import namespace
@@ -42,12 +46,17 @@ SMALL = 32
 """The most elements of an input that the plain target is given."""
 MANY = 20_000
 """The most elements and operations of a program that it is given."""
-SHARES = {"native": 5, "mesh": 4}
+SHARES = {"native": 5, "mesh": 4, "cuda-eager": 3}
 """Ways that take long: only every so many programs are run in them."""
 SEED = 5
 """Where the global generator begins in each way."""
 CALLS = 3
 """How often a function that has state is called."""
+
+
+ON_CARD = ("cuda", "cuda-eager")
+"""The ways whose tensors live on a card."""
+SLOW = "the interpreter of loops would take too long"
 
 
 class Unusable(Exception):
@@ -83,16 +92,19 @@ def run(program: Program, way: str, number: int = 0, noise: float = 0.0) -> list
             raise Unusable("PyTorch takes NaN otherwise, or writes to views")
         text = text.replace(".astype(", ".to(")
         space |= _torch_namespace()
-    if way == "plain" and (program.elements > SMALL or not is_plain(program)):
-        raise Unusable("the interpreter of loops would take too long")
+    by_interpreter = way == "plain" or (way in ON_CARD and not wf.cuda.is_available())
+    if by_interpreter and (program.elements > SMALL or not is_plain(program)):
+        raise Unusable(SLOW)
     exec(text, space)
     wf.random.seed(SEED)
     with _mode(way, program.ending == "tuned"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         compiled = script.studied if program.ending == "studied" else wf.jit
-        ways = {"jit": compiled, "checked": compiled, "plain": _by_plain_target}
+        ways = {"jit": compiled, "checked": compiled, "cuda": compiled, "plain": _by_plain_target}
         ways["mesh"] = partial(partition_at_random, seed=_number_of(program))
         turn = ways.get(way, lambda f: f)
+        if by_interpreter and way in ON_CARD:
+            turn = partial(_on_imitated_card, turn=turn)
         return list(_calls(program, space, values, turn))
 
 
@@ -119,14 +131,33 @@ def _by_plain_target(f: Callable[..., Any]) -> Callable[..., Any]:
     """A function that is planned for the plain target at each call, and run by it."""
 
     def run_plainly(*tensors: wf.Tensor) -> list[wf.Tensor]:
-        graph = wf.ir.trace(f, *tensors)
-        elements = sum(int(value.type.size) for node in graph.nodes for value in node.results)
-        if elements + wf.flops(graph) > MANY:
-            raise Unusable("the interpreter of loops would take too long")
+        graph = _small_graph(f, *tensors)
         plan = plan_program(graph, PLAIN)
         return [wf.asarray(x) for x in PLAIN.executable(plan).run([x.numpy() for x in tensors])]
 
     return run_plainly
+
+
+def _on_imitated_card(f: Callable[..., Any], turn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that is run by the card in the host's memory, where it is small enough."""
+    turned = turn(f)
+
+    def run_on_card(*tensors: wf.Tensor) -> Any:
+        state = wf.random.get_state()
+        _small_graph(f, *tensors)
+        wf.random.set_state(state)
+        return turned(*tensors)
+
+    return run_on_card
+
+
+def _small_graph(f: Callable[..., Any], *tensors: wf.Tensor) -> wf.ir.Graph:
+    """The graph of a function that the interpreter of loops can run in a short time."""
+    graph = wf.ir.trace(f, *tensors)
+    elements = sum(int(value.type.size) for node in graph.nodes for value in node.results)
+    if elements + wf.flops(graph) > MANY:
+        raise Unusable(SLOW)
+    return graph
 
 
 @contextmanager
@@ -135,10 +166,23 @@ def _mode(way: str, tuned: bool) -> Iterator[None]:
     eager = {"eager": "native", "eager_elements": 1} if way == "native" else {"eager": "reference"}
     VERIFYING.extend([True] if way == "checked" else [])
     try:
-        with settings.changed(tuning=tuned, **eager), np.errstate(all="ignore"), checked:
+        placed = _card() if way in ON_CARD else nullcontext()
+        with settings.changed(tuning=tuned, **eager), np.errstate(all="ignore"), checked, placed:
             yield
     finally:
         VERIFYING.clear()
+
+
+@contextmanager
+def _card() -> Iterator[None]:
+    """Inside, tensors are made on a card: the machine's own, or one in the host's memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        imitated = nullcontext() if wf.cuda.is_available() else host_card(patch)
+        patch.setattr(settings, "device", "cuda")  # in all threads
+        with imitated as card:
+            yield
+            if card is not None:
+                card.check_fences()
 
 
 CHECKED = getattr(wf.testing, "checked_memory", nullcontext)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.compiler.cuda.integer_cases import INTEGERS, check_integers
 
 import weft as wf
 from weft.compiler.targets.cuda.products import binding
@@ -45,3 +46,19 @@ def test_stacks_of_products_of_warps_are_exact(monkeypatch: pytest.MonkeyPatch) 
     found = wf.jit(lambda x, y: x @ y)(x, y).astype("float32").numpy()
     rounded = wf.asarray(a @ b).astype("bfloat16").astype("float32").numpy()
     np.testing.assert_array_equal(found, rounded)
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers_of_8_bits_are_multiplied_as_such(name: str) -> None:
+    check_integers(name)
+
+
+@pytest.mark.parametrize("sizes", [(2048, 2048, 512), (4096, 256, 1024), (64, 4096, 4096)])
+def test_products_of_8_bit_integers_are_exact(sizes: tuple[int, int, int]) -> None:
+    m, n, k = sizes
+    random = np.random.default_rng(m)
+    a, b = (random.integers(-128, 128, (rows, k)).astype(np.int8) for rows in (m, n))
+    f = wf.jit(lambda a, b: a.astype("int32") @ b.astype("int32").T)
+    found = f(wf.asarray(a).to("cuda"), wf.asarray(b).to("cuda")).numpy()
+    wanted = (a.astype(np.float64) @ b.astype(np.float64).T).astype(np.int64)
+    np.testing.assert_array_equal(found, wanted)

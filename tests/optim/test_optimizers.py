@@ -427,6 +427,22 @@ def test_touched_rows_go_as_the_dense_gradient_would(make: Any, compiled: bool) 
     assert np.array_equal(array(sparse)[[0, 4, 19]], start[[0, 4, 19]])
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_no_rows_leave_the_table_as_it_is(compiled: bool) -> None:
+    table = wf.ones((4, 2)).requires_grad_()
+    optimizer = optim.Adagrad([table], lr=0.1)
+
+    def run(table: wf.Tensor, optimizer: Any, indices: wf.Tensor) -> None:
+        optimizer.step(rows=[optim.Rows(table, indices, wf.ones((*indices.shape, 2)))])
+
+    run_it = wf.jit(run) if compiled else run
+    run_it(table, optimizer, wf.zeros((0,), dtype="int64"))
+    assert table.tolist() == [[1.0, 1.0]] * 4
+    run_it(table, optimizer, wf.tensor([2, 2]))
+    assert table.tolist()[:2] == [[1.0, 1.0]] * 2
+    assert max(table.tolist()[2]) < 1.0
+
+
 def test_rows_are_refused_where_the_rule_needs_the_whole_tensor() -> None:
     table = wf.ones((4, 2)).requires_grad_()
     rows = [optim.Rows(table, wf.tensor([1]), wf.ones((1, 2)))]

@@ -173,14 +173,24 @@ def _start(words: Sequence[str], environment: Mapping[str, str]) -> subprocess.P
     )
 
 
+_DROPPED = "NBC_Progress: an error"
+"""How a line begins, with an empty one behind it, that Open MPI's library prints where a process is
+lost. The job says which one was, and why."""
+
+
 def _pass_on(stream: IO[str] | None, target: Any, rank: int | None) -> threading.Thread:
     """Write the lines of a stream, each with the rank it comes from in front."""
     assert stream is not None
 
     def copy_lines() -> None:
+        was_dropped = False
         for line in stream:
-            target.write(_prefix(line, rank))
-            target.flush()
+            shown = _prefix(line, rank)
+            text = shown.partition("] ")[2].strip()
+            was_dropped = text.startswith(_DROPPED) or (was_dropped and not text)
+            if not was_dropped:
+                target.write(shown)
+                target.flush()
 
     thread = threading.Thread(target=copy_lines, daemon=True)
     thread.start()

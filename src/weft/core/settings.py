@@ -71,6 +71,12 @@ class Settings:
 
     Operands of these are rounded to 11 bits; sums are of float32. It counts when a program is made.
     """
+    overlap: bool = os.environ.get("WEFT_OVERLAP", "on") != "off"
+    """Let compiled programs compute while the sums of other gradients are under way.
+
+    It counts when a program is made, and must be the same in all processes. Off, a program waits
+    for each collective where it stands; the bits are the same.
+    """
     device: str = os.environ.get("WEFT_DEVICE", "cpu")
     """Where tensors are made that name no device, such as "cuda"; see `wf.default_device`."""
     eager: str = _choose_from("WEFT_EAGER", ("native", "reference"))

@@ -151,7 +151,7 @@ class Group:
 
     def _compare(self, description: str) -> None:
         digest = int.from_bytes(hashlib.blake2b(description.encode(), digest_size=7).digest())
-        both = self.engine.all_reduce(np.array([digest, -digest]), "max")
+        both = self.engine.largest(np.array([digest, -digest]))
         if both[0] != -both[1]:
             self._say_what_differs(description)
 

@@ -24,6 +24,7 @@ class AbstractTrace(Trace):
     """Computes types and nothing else."""
 
     name = "type inference"
+    is_placed = False
 
     def __init__(self, *, stages: bool = True) -> None:
         self.stages = stages

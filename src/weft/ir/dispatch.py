@@ -181,8 +181,9 @@ def evaluate(primitive: Primitive, arrays: list[Any], params: dict[str, Any]) ->
     for array in arrays:
         if type(array) is not HostArray:
             return _evaluate_elsewhere(primitive, arrays, params, device_of(array))
-    if not arrays and traces.device is not None and traces.device is not CPU:
-        return _evaluate_elsewhere(primitive, arrays, params, traces.device)
+    device = traces.device
+    if device is not None and device is not CPU and not any(array.ndim for array in arrays):
+        return _evaluate_numbers(primitive, arrays, params, device)
     if NATIVE and not OBSERVERS:
         found = NATIVE[0](primitive, arrays, params)
         if found is not None:
@@ -206,6 +207,26 @@ def evaluate(primitive: Primitive, arrays: list[Any], params: dict[str, Any]) ->
     if primitive.multiple:
         return tuple(wrap(np.asarray(each)) for each in result)
     return wrap(result if type(result) in CONCRETE else np.asarray(result))
+
+
+def _evaluate_numbers(
+    primitive: Primitive, arrays: list[Any], params: dict[str, Any], device: Device
+) -> Any:
+    """Compute what is made of single numbers of the host, or of nothing, for a device.
+
+    What has a shape is moved there. A number stays: it fits beside any tensor.
+    """
+    if not arrays:
+        return _evaluate_elsewhere(primitive, arrays, params, device)
+    with constants_on(CPU):
+        results = evaluate(primitive, arrays, params)
+    if traces.recording:  # constants of a program are the host's
+        return results
+    moved = [
+        wrap(move(each._value, device)) if each.shape else each
+        for each in (results if primitive.multiple else (results,))
+    ]
+    return tuple(moved) if primitive.multiple else moved[0]
 
 
 def _evaluate_elsewhere(
@@ -281,6 +302,7 @@ def deepest_trace(operands: Sequence[Tensor], purpose: str) -> Trace | None:
         if type(value) is not HostArray:
             if type(value) in CONCRETE:
                 if not is_checked and len(operands) > 1 and purpose != "call":
+                    _place_traces(operands, device_of(value))
                     check_one_device(purpose, operands)
                     is_checked = True
                 continue
@@ -290,6 +312,14 @@ def deepest_trace(operands: Sequence[Tensor], purpose: str) -> Trace | None:
             if found is None or trace.level > found.level:
                 found = trace
     return found
+
+
+def _place_traces(operands: Sequence[Tensor], device: Device) -> None:
+    """Let traces that know of no device yet be of the one that an operand is on."""
+    for operand in operands:
+        value = operand._value
+        if type(value) not in CONCRETE and not value.trace.is_placed:
+            value.trace.device, value.trace.is_placed = device, True
 
 
 def _trace_of_constants(

@@ -13,27 +13,33 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
 
 import numpy as np
 
+from weft.core.forks import in_child
 from weft.ir.groups import BOUND, Communicator, Reduce, find_group, process_groups
 
 __all__ = [
     "FIRST_OPERATION", "FIRST_TYPE", "OPERATIONS", "TYPES", "cell_of", "describe_call",
-    "failure_of", "is_native", "running_calls",
+    "failure_of", "is_native", "leave_sums", "running_calls", "set_queue",
+    "without_queues",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 FUNCTION, COMMUNICATOR, IN_PLACE, CHECKS, CODE, STARTED, ENDED, DIGEST = range(8)
+QUEUE, ISSUE, TEST = range(20, 23)
 SIZE, GATHER, EXCHANGE, COMBINE = range(28, 32)
 """The words of a cell: the function, what it is given as group and for sums in place; whether calls
 are compared first; the code of a failure; how many calls began and ended; which one runs; how many
 processes there are, 0 where that is not known; and the functions that gather blocks, that exchange
 them, and that add one array to another, with the signatures of `MPI_Allgather`, `MPI_Alltoall` and
-`MPI_Reduce_local`."""
+`MPI_Reduce_local`. QUEUE: where calls are left for the thread that makes them beside computation, 0
+without one; ISSUE and TEST begin a sum and ask whether it is there, as `MPI_Iallreduce` and
+`MPI_Test` do, 0 where the engine cannot."""
 FIRST_TYPE, FIRST_OPERATION, WORDS = 8, 24, 32
 TYPES = (
     "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -48,6 +54,8 @@ _SIGNATURE = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, *[ctypes.c_int64] * 3
 )
 _cells: dict[str, Array] = {}
+_queues: dict[str, tuple[Array, Callable[[], None]]] = {}
+"""The queue of calls of an axis, and what empties it."""
 _descriptions: dict[int, str] = {}
 _failures: dict[int, BaseException] = {}
 """What a call in Python has raised, by thread."""
@@ -73,6 +81,9 @@ def _fill_cell(mesh_axis: str, groups: Mapping[str, Communicator]) -> None:
         words |= {FIRST_TYPE + place: place for place in range(len(TYPES))}
         words |= {FIRST_OPERATION + place: place for place in range(len(OPERATIONS))}
     cell[:STARTED] = 0
+    cell[QUEUE : TEST + 1] = 0
+    if words.get(ISSUE) and mesh_axis in _queues:
+        cell[QUEUE] = _queues[mesh_axis][0].ctypes.data
     group = groups.get(mesh_axis)
     cell[SIZE] = 0 if group is None else group.size
     for place, word in words.items():
@@ -85,6 +96,48 @@ def _fill_all(groups: Mapping[str, Communicator]) -> None:
 
 
 BOUND.append(_fill_all)
+
+
+def set_queue(mesh_axis: str, make: Callable[[], tuple[Array, Callable[[], None]] | None]) -> None:
+    """Give an axis a queue of calls that are made beside computation, where it has none.
+
+    make: gives the queue, and what returns once no call is left in it; None if there is no way.
+    """
+    cell = cell_of(mesh_axis)
+    if mesh_axis not in _queues and cell[ISSUE]:
+        made = make()
+        if made is not None:
+            _queues[mesh_axis] = made
+            cell[QUEUE] = made[0].ctypes.data
+
+
+def leave_sums() -> None:
+    """Make no call any more that is left in a queue: the program that wanted it has failed."""
+    for _, empty in _queues.values():
+        empty()
+
+
+@contextmanager
+def without_queues() -> Iterator[None]:
+    """Have programs make all calls themselves, where each launch is run by itself."""
+    before = [(cell, int(cell[QUEUE])) for cell in _cells.values()]
+    for cell, _ in before:
+        cell[QUEUE] = 0
+    try:
+        yield
+    finally:
+        for cell, queue in before:
+            cell[QUEUE] = queue
+
+
+def _forget_queues() -> None:
+    """A forked child has no thread that makes calls."""
+    _queues.clear()
+    for cell in _cells.values():
+        cell[QUEUE] = 0
+
+
+in_child(_forget_queues)
 
 
 def _reduce_in_python(

@@ -43,6 +43,8 @@ class Trace:
     """Whether handles that are written to become state of the traced program."""
     device: Device = CPU
     """Where what is traced will be computed, unless something in it says otherwise."""
+    is_placed: bool = True
+    """Whether that is known; else it is beside the first tensor of a device that is used."""
     spans_devices: bool = False
     """Whether it records moves to other devices, and what is computed there."""
     location: Location | None = None

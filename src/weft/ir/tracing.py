@@ -156,6 +156,7 @@ def trace(
     """The graph of f on arguments of these types; `whole` keeps what no output needs."""
     recorder = GraphTrace() if recorder is None else recorder
     recorder.device = traces.recording[-1].device if traces.recording else traces.device or CPU
+    recorder.is_placed = bool(traces.recording) or traces.device is not None
     with active_trace(recorder):
         inputs = [Variable(kind) for kind in types]
         results = f(*[recorder.tensor(variable) for variable in inputs])

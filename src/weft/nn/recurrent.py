@@ -267,6 +267,10 @@ class LSTM(_Recurrent):
     def _output_size(self) -> int:
         return self.proj_size or self.hidden_size
 
+    def extra_repr(self) -> str:
+        """See `Module`."""
+        return super().extra_repr() + (f", proj_size={self.proj_size}" if self.proj_size else "")
+
 
 class GRU(_Recurrent):
     """Gated recurrent units.

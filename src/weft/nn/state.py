@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import weft as wf
-from weft.names import nearest_name
+from weft.names import explain_attributes, nearest_name
 from weft.nn.layout import Place
 
 SHOWN = 8
@@ -26,6 +26,9 @@ class Mismatch(NamedTuple):
 
     missing: list[str]
     unexpected: list[str]
+
+
+explain_attributes(Mismatch, "mismatch")
 
 
 def check_state(

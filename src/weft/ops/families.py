@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from weft.core.arrays import HostArray
+from weft.core.deferred import deferred_call
 from weft.core.dtypes import (
     DType,
     bfloat16,
@@ -231,6 +232,9 @@ def _long_path(
     choices = frozenset(DTYPE_CLASSES[allowed])
 
     def promote(*operands: Any) -> Tensor:
+        node = deferred_call(promote, operands, {}, name)
+        if node is not None:
+            return node  # type: ignore[no-any-return]
         other_result = None if unlike is None else unlike(*operands)
         return (
             apply(primitive, *promote_operands(name, operands, allowed))
@@ -240,6 +244,9 @@ def _long_path(
 
     def promote_unless_other(*operands: Any) -> Tensor:
         assert otherwise is not None
+        node = deferred_call(promote_unless_other, operands, {}, name)
+        if node is not None:
+            return node  # type: ignore[no-any-return]
         tensors = promote_operands(name, operands)
         if tensors[0].dtype in choices:
             return apply(primitive, *tensors)

@@ -86,7 +86,11 @@ def takes_device(f: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor
         if wanted is None:
             if (len(CONCRETE) == 1 and settings.device == "cpu") or traces.recording:
                 return f(*args, **kwargs)
-            operands = [value for name, value in kwargs.items() if name != "key"]
+            operands = [
+                value
+                for name, value in kwargs.items()
+                if name != "key" or (isinstance(value, Tensor) and value.device is not CPU)
+            ]
             if operands_device((*args, *operands)) is not None:
                 return call_beside(f, args, kwargs)
         device = default_device_here() if wanted is None else as_device(wanted)

@@ -15,11 +15,13 @@ import numpy as np
 from weft.core.arrays import HostArray
 from weft.core.dtypes import DType, bool_
 from weft.core.errors import DTypeError, ShapeError
+from weft.core.settings import settings
 from weft.core.shapes import broadcast_shapes
 from weft.core.types import TensorType
 from weft.ir import numerics, ranges
 from weft.ir.derivatives import additive, constant, tangent
 from weft.ir.dispatch import apply
+from weft.ir.eager import DIFFERENTIATED, large_elementwise
 from weft.ir.kinds import Elementwise
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor, grad_mode, wrap
@@ -121,12 +123,34 @@ def where(condition: Any, x1: Any, x2: Any, /) -> Tensor:
     if type(condition) is Tensor:
         mask = condition._value
         if type(mask) is HostArray and mask.dtype is _BOOL:
-            chosen = _short_where(mask, x1, x2)
+            is_large = mask.size >= DIFFERENTIATED * settings.eager_elements
+            chosen = _large_where(condition, x1, x2) if is_large else None
+            chosen = _short_where(mask, x1, x2) if chosen is None else chosen
             if chosen is not None:
                 return chosen
     return apply(
         select, as_tensor("where", condition, "condition"), *promote_operands("where", (x1, x2))
     )
+
+
+_choose_compiled = large_elementwise(select)
+
+
+def _large_where(condition: Tensor, x1: Any, x2: Any) -> Tensor | None:
+    """`where` of large tensors of one dtype by a kernel: NumPy takes a branch for each element."""
+    like = x1 if type(x1) is Tensor else x2
+    if type(like) is not Tensor or type(like._value) is not HostArray:
+        return None
+    sides = []
+    for side in (x1, x2):
+        if type(side) is not Tensor:
+            if not _is_weak(side, like._value):
+                return None
+            side = wrap(np.array(side, like._value.dtype))
+        if type(side._value) is not HostArray or side._value.dtype is not like._value.dtype:
+            return None
+        sides.append(side)
+    return _choose_compiled((condition, *sides))
 
 
 def _short_where(mask: Array, x1: Any, x2: Any) -> Tensor | None:
@@ -231,7 +255,7 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:
     if min is None and max is None:
         return alias(tensor)
     dtype = _clip_dtype(tensor, [bound for bound in (min, max) if bound is not None])
-    lowest, highest = _extremes(dtype)
+    lowest, highest = extremes(dtype)
     low = scalar_tensor("clip", lowest, dtype) if min is None else _clip_bound(min, dtype, "min")
     high = scalar_tensor("clip", highest, dtype) if max is None else _clip_bound(max, dtype, "max")
     return apply(clamp, convert_to(tensor, dtype), low, high)
@@ -250,7 +274,7 @@ def _has_fraction(bound: Any) -> bool:
     return type(bound) is not int and as_tensor("clip", bound).dtype.is_inexact
 
 
-def _extremes(dtype: DType) -> tuple[Any, Any]:
+def extremes(dtype: DType) -> tuple[Any, Any]:
     """The least and the greatest number of a real dtype."""
     if dtype.is_floating:
         return -np.inf, np.inf
@@ -260,7 +284,7 @@ def _extremes(dtype: DType) -> tuple[Any, Any]:
 
 def _clip_bound(bound: Any, dtype: DType, name: str) -> Tensor:
     """A bound in the dtype of x; an integer beyond its range becomes the nearest within it."""
-    lowest, highest = _extremes(dtype)
+    lowest, highest = extremes(dtype)
     if type(bound) in (bool, int) and dtype.is_integer:
         nearest = lowest if bound < lowest else highest if bound > highest else int(bound)
         return scalar_tensor("clip", nearest, dtype)
@@ -270,7 +294,7 @@ def _clip_bound(bound: Any, dtype: DType, name: str) -> Tensor:
     if tensor.dtype not in DTYPE_CLASSES["ordered"]:
         raise wrong_dtype("clip", "real", {name: tensor})
     if tensor.dtype.is_integer and dtype.is_integer and tensor.dtype is not dtype:
-        least, most = _extremes(tensor.dtype)
+        least, most = extremes(tensor.dtype)
         low = scalar_tensor("clip", max(least, lowest), tensor.dtype)
         high = scalar_tensor("clip", min(most, highest), tensor.dtype)
         tensor = apply(clamp, tensor, low, high)

@@ -31,6 +31,8 @@ class Strategy:
 
     rank = 0
     size = 1
+    pads = False
+    """Whether a batch with fewer rows than processes is filled up, with rows that weigh nothing."""
 
     def share_trainer(self, trainer: Any) -> None:
         """Have the trainer's model and optimiser take part."""
@@ -120,6 +122,8 @@ class Strategy:
 class DataStrategy(Strategy):
     """Data parallel training over the mesh axis "data"."""
 
+    pads = True
+
     def __init__(self, zero: int) -> None:
         if not wf.distributed.is_initialized():
             wf.distributed.init()
@@ -139,7 +143,7 @@ class DataStrategy(Strategy):
     def share_loader(self, loader: Any) -> Any:
         """See `Strategy`; batches that are no loader's are the same on all processes."""
         if hasattr(loader, "share"):
-            loader.share(self.place, self.size)
+            loader.share(self.place, self.size, pad=self.pads)
         return loader
 
     def own_batches(self, batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
@@ -231,6 +235,8 @@ class LocalStrategy(DataStrategy):
 
     The mean is also taken before evaluation, before checkpoints and at the end.
     """
+
+    pads = False
 
     def __init__(self, every: int) -> None:
         super().__init__(0)

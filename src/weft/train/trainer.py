@@ -95,7 +95,8 @@ class Trainer:
         distillation: Distillation | None = None,
     ) -> None:
         self.distillation = distillation
-        self.model, self.loss_function, self.optimizer = model, as_loss(loss), optimizer
+        self.model, self.loss_function = model, as_loss(loss)
+        self.optimizer = _check_optimizer(optimizer)
         self.strategy = find_strategy(strategy)
         if device is not None:
             self._move(device)
@@ -198,6 +199,7 @@ class Trainer:
         self.loss_sum, self.loss_count, self.waiting = 0.0, 0, 0
         self.loader_state: Any = None
         self.loader_restored = False
+        self._part_rows: list[int] = []
 
     # --- the step, which is compiled ---------------------------------------------------------
 
@@ -358,12 +360,15 @@ class Trainer:
         if self.batches == 0:
             self._reset_counts()
         self.strategy.begin_epoch(self, loader)
+        shares = self.strategy.pads and hasattr(loader, "part_rows")
+        self._part_rows = loader.part_rows() if shares else []
         self._call("on_epoch_begin")
         for batch, is_last in resuming.epoch_batches(self, loader):
             self._step(batch, is_last)
             due = self.checkpoint_every and self.step % self.checkpoint_every == 0
             if due and self.waiting == 0 and not is_last:
                 self.save_checkpoint(loader=loader)
+        self._part_rows = []
         self.epoch += 1
         self.strategy.join_metrics(self.metrics)
         measured = self._metric_values(self.metrics)
@@ -390,7 +395,7 @@ class Trainer:
         """Train on one batch."""
         self.batch, self.gradients = batch, {}
         self._call("on_step_begin")
-        self.waiting += batches.size_of(batch)
+        self.waiting += self.own_rows(batch)
         update = is_last or (self.batches + 1) % self.accumulate == 0
         outputs = self._run(batch, update)
         self.loss_sum += self.loss * self.batch_rows
@@ -410,13 +415,18 @@ class Trainer:
 
     def _run(self, batch: Any, update: bool) -> Any:
         """The compiled step; the model's outputs, if metrics want them."""
-        weight, total = self._weights(batches.size_of(batch))
+        weight, total = self._weights(self.own_rows(batch))
         keep, self._wants_gradients = self._wants_gradients, False
         step_results = self.strategy.run_step(self, batch, weight, total, update, keep)
         told, outputs, self.gradients = step_results
-        size = batches.size_of(batch)
-        self.loss, self.batch_rows, self.nan_source = self.strategy.read_loss(told, size)
-        return outputs
+        rows = self.own_rows(batch)
+        self.loss, self.batch_rows, self.nan_source = self.strategy.read_loss(told, rows)
+        return outputs if rows else None  # rows that fill a batch up are no one's
+
+    def own_rows(self, batch: Any) -> int:
+        """How many rows of a batch count: none of one that fills up a batch for other processes."""
+        is_padding = self._part_rows[self.batches : self.batches + 1] == [0]
+        return 0 if is_padding else batches.size_of(batch)
 
     def _weights(self, size: int) -> tuple[wf.Tensor, wf.Tensor]:
         """The weight of a batch among those of one update, and the sum of all their weights."""
@@ -580,3 +590,17 @@ def _positive(name: str, value: Any) -> int:
             fix=f"{name}=1",
         )
     return value
+
+
+def _check_optimizer(optimizer: Any) -> Any:
+    if isinstance(optimizer, (str, type)):
+        name = optimizer if isinstance(optimizer, str) else optimizer.__name__
+        known = {each.lower(): each for each in wf.optim.__all__}
+        raise wf.ArgumentTypeError(
+            "train.Trainer",
+            "an optimiser knows its parameters: neither a name nor a class will do",
+            expected="an optimiser",
+            got={"optimizer": optimizer},
+            fix=f"wf.optim.{known.get(name.lower(), 'Adam')}(model.parameters(), lr=1e-3)",
+        )
+    return optimizer

@@ -296,6 +296,7 @@ class LinearTrace(GraphTrace):
     """Records only what depends on tangents; everything else is computed at once."""
 
     stages = False
+    is_placed = False
     name = "linearize"
 
 

@@ -24,13 +24,13 @@ def launch_names(f: Callable[..., Any], *arrays: Array) -> list[str]:
 # --- attention -----------------------------------------------------------------------------------
 
 
-def _seen(queries: int, keys: int) -> wf.Tensor:
+def seen_keys(queries: int, keys: int) -> wf.Tensor:
     """A mask that hides keys in no order, and all keys from query 1."""
     i, j = wf.arange(queries)[:, None], wf.arange(keys)
     return ((i * 7 + j * 5) % 3 != 0) & (i != 1)
 
 
-def _bias(queries: int, keys: int) -> wf.Tensor:
+def added_numbers(queries: int, keys: int) -> wf.Tensor:
     """Numbers to be added, -inf and the lowest float32 among them; those of query 1 are lowest."""
     i, j = wf.arange(queries)[:, None], wf.arange(keys)
     lowest = float(np.finfo(np.float32).min)
@@ -86,34 +86,36 @@ def _attend_to_nan(q: wf.Tensor, k: wf.Tensor) -> wf.Tensor:
 
 Shape = tuple[int, ...]
 ATTENTIONS: dict[str, tuple[Callable[..., Any], Shape, Shape]] = {
-    "a mask": (attend(mask=lambda b, h, q, k: _seen(q, k)), (2, 2, 21, 64), (2, 2, 38, 64)),
+    "a mask": (attend(mask=lambda b, h, q, k: seen_keys(q, k)), (2, 2, 21, 64), (2, 2, 38, 64)),
     "a mask of an odd number of keys, causal": (
-        attend(mask=lambda b, h, q, k: _seen(q, k), causal=True), (1, 2, 21, 64), (1, 2, 37, 64),
+        attend(mask=lambda b, h, q, k: seen_keys(q, k), causal=True), (1, 2, 21, 64),
+        (1, 2, 37, 64),
     ),
     "a mask of whole vectors": (
-        attend(mask=lambda b, h, q, k: _seen(q, k)), (1, 2, 70, 64), (1, 1, 48, 64),
+        attend(mask=lambda b, h, q, k: seen_keys(q, k)), (1, 2, 70, 64), (1, 1, 48, 64),
     ),
     "lengths": (attend(mask=_padding), (3, 2, 9, 64), (3, 1, 20, 64)),
     "numbers that are added": (
-        attend(mask=lambda b, h, q, k: _bias(q, k)), (1, 2, 21, 64), (1, 2, 38, 64),
+        attend(mask=lambda b, h, q, k: added_numbers(q, k)), (1, 2, 21, 64), (1, 2, 38, 64),
     ),
     "numbers of each head, causal": (
         attend("float16", _each_head, causal=True, aligned="end"), (1, 4, 7, 64), (1, 2, 19, 64),
     ),
     "heads of 32": (attend(causal=True), (1, 2, 21, 32), (1, 2, 21, 32)),
     "heads of 96 with a mask": (
-        attend(mask=lambda b, h, q, k: _seen(q, k)), (1, 2, 21, 96), (1, 2, 30, 96),
+        attend(mask=lambda b, h, q, k: seen_keys(q, k)), (1, 2, 21, 96), (1, 2, 30, 96),
     ),
     "heads of 128 with numbers": (
-        attend("float16", lambda b, h, q, k: _bias(q, k)[:, :]), (1, 1, 21, 128), (1, 1, 30, 128),
+        attend("float16", lambda b, h, q, k: added_numbers(q, k)), (1, 1, 21, 128),
+        (1, 1, 30, 128),
     ),
     "heads of 200": (attend(causal=True), (1, 2, 21, 200), (1, 2, 30, 200)),
     "heads of 256 with a mask": (
-        attend(mask=lambda b, h, q, k: _seen(q, k)), (1, 2, 9, 256), (1, 1, 30, 256),
+        attend(mask=lambda b, h, q, k: seen_keys(q, k)), (1, 2, 9, 256), (1, 1, 30, 256),
     ),
     "dropout": (attend(dropout=0.4), (2, 2, 21, 64), (2, 2, 40, 64)),
     "dropout, causal, with a mask, heads of 128": (
-        attend("float16", lambda b, h, q, k: _seen(q, k), causal=True, dropout=0.4),
+        attend("float16", lambda b, h, q, k: seen_keys(q, k), causal=True, dropout=0.4),
         (1, 2, 21, 128), (1, 2, 36, 128),
     ),
     "one query and a cache": (
@@ -123,7 +125,7 @@ ATTENTIONS: dict[str, tuple[Callable[..., Any], Shape, Shape]] = {
 """Programs and the shapes of queries and of keys, all of which have a kernel."""
 SMALL = {
     "a mask and a smaller head": (
-        attend(mask=lambda b, h, q, k: _seen(q, k)), (1, 2, 3, 32), (1, 1, 5, 32),
+        attend(mask=lambda b, h, q, k: seen_keys(q, k)), (1, 2, 3, 32), (1, 1, 5, 32),
     ),
     "numbers, causal, dropout": (
         attend("float16", _each_head, causal=True, aligned="end", dropout=0.4), (1, 2, 3, 64),
@@ -134,10 +136,11 @@ SMALL = {
 ATTENTIONS |= SMALL
 LARGE: dict[str, tuple[Callable[..., Any], Shape, Shape]] = {
     "a mask over several parts": (
-        attend(mask=lambda b, h, q, k: _seen(q, k)), (2, 2, 333, 64), (2, 1, 416, 64),
+        attend(mask=lambda b, h, q, k: seen_keys(q, k)), (2, 2, 333, 64), (2, 1, 416, 64),
     ),
     "a causal mask and another, an odd number of keys": (
-        attend(mask=lambda b, h, q, k: _seen(q, k), causal=True), (1, 2, 333, 64), (1, 2, 333, 64),
+        attend(mask=lambda b, h, q, k: seen_keys(q, k), causal=True), (1, 2, 333, 64),
+        (1, 2, 333, 64),
     ),
     "a mask of each batch and head": (
         attend("float16", lambda b, h, q, k: wf.sin(
@@ -146,7 +149,7 @@ LARGE: dict[str, tuple[Callable[..., Any], Shape, Shape]] = {
     ),
     "lengths of long rows": (attend(mask=_padding), (3, 2, 300, 64), (3, 2, 1100, 64)),
     "numbers over several parts": (
-        attend(mask=lambda b, h, q, k: _bias(q, k)), (1, 2, 200, 64), (1, 2, 390, 64),
+        attend(mask=lambda b, h, q, k: added_numbers(q, k)), (1, 2, 200, 64), (1, 2, 390, 64),
     ),
     "numbers that are read eight at a time": (
         attend("float16", mask=_each_head), (2, 2, 200, 64), (2, 2, 392, 64),
@@ -155,14 +158,14 @@ LARGE: dict[str, tuple[Callable[..., Any], Shape, Shape]] = {
                                            (1, 2, 257, 128)),
     "heads of 256 over several parts": (attend(causal=True), (2, 2, 300, 256), (2, 1, 300, 256)),
     "heads of 256, masked": (
-        attend(mask=lambda b, h, q, k: _seen(q, k)), (1, 2, 200, 256), (1, 2, 336, 256),
+        attend(mask=lambda b, h, q, k: seen_keys(q, k)), (1, 2, 200, 256), (1, 2, 336, 256),
     ),
     "heads of 160": (attend(), (1, 2, 200, 160), (1, 2, 300, 160)),
     "heads of 40": (attend("float16", causal=True), (1, 2, 300, 40), (1, 2, 300, 40)),
     "dropout over several parts": (attend(dropout=0.3), (2, 2, 333, 64), (2, 2, 400, 64)),
     "dropout, causal, long": (attend(dropout=0.1, causal=True), (1, 2, 2100, 64), (1, 2, 2100, 64)),
     "dropout and a mask, heads of 128": (
-        attend("float16", lambda b, h, q, k: _seen(q, k), dropout=0.5), (1, 2, 200, 128),
+        attend("float16", lambda b, h, q, k: seen_keys(q, k), dropout=0.5), (1, 2, 200, 128),
         (1, 1, 288, 128),
     ),
     "a key that is no number": (_attend_to_nan, (1, 2, 150, 64), (1, 2, 160, 64)),
@@ -180,8 +183,9 @@ COMPOSED: dict[str, tuple[Callable[..., Any], Shape, Shape]] = {
     "a scale below zero": (attend(scale=-0.3), (1, 2, 9, 64), (1, 2, 7, 64)),
     "no scale": (attend(scale=0.0), (1, 2, 9, 64), (1, 2, 7, 64)),
     "wide floats": (
-        lambda q, k: wf.scaled_dot_product_attention(q, k, k, _seen(9, 7)), (1, 2, 9, 64),
-        (1, 2, 7, 64),
+        lambda q, k: wf.scaled_dot_product_attention(
+            *[x.astype("float64") for x in (q, k, k)], seen_keys(9, 7)
+        ), (1, 2, 9, 64), (1, 2, 7, 64),
     ),
 }  # fmt: skip
 """Programs that are made of products."""
@@ -223,6 +227,31 @@ def check_equal_bits(name: str) -> None:
         [each.numpy().tobytes() for each in wf.tree.leaves(compiled(x, y))] for _ in range(2)
     )
     assert first == second
+
+
+def _attend_to_cache(q: wf.Tensor, k: wf.Tensor, place: wf.Tensor) -> wf.Tensor:
+    """Attention to the keys of a cache up to a place."""
+    seen = wf.arange(k.shape[2]) <= place
+    return wf.scaled_dot_product_attention(q, k, k + 1, seen)
+
+
+def check_cache_plan() -> None:
+    """Attention to a cache has a kernel, however long the cache is."""
+    kinds = (("bfloat16", ("b", 4, 1, 64)), ("bfloat16", ("b", 2, "n", 64)), ("int64", ()))
+    graph = wf.ir.trace(_attend_to_cache, *[wf.spec(*kind) for kind in kinds])
+    assert "attention" in [launch.name for launch in plan_program(graph, CUDA).launches]
+
+
+def check_caches(*lengths: int) -> None:
+    """Attention to caches of several lengths, by one compiled function."""
+    attend_to = wf.jit(_attend_to_cache)
+    for length in lengths:
+        q, k = (wf.asarray(numbers(*shape)).astype("bfloat16") for shape in (
+            (2, 4, 1, 64), (2, 2, length, 64)))  # fmt: skip
+        place = wf.asarray(np.array(length - 3))
+        wanted = attend_to(q, k, place).astype("float32").numpy()
+        found = attend_to(*[each.to("cuda") for each in (q, k, place)])
+        np.testing.assert_allclose(found.astype("float32").numpy(), wanted, rtol=3e-2, atol=3e-2)
 
 
 # --- cross entropy -------------------------------------------------------------------------------

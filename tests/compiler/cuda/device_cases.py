@@ -117,6 +117,16 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[int, ...], Kind]] = {
         lambda x: wf.scan(lambda c, r: ((c[1], c[0] + r), r), (x[0], x[1]), x), (4, 4),
         Kind.CONTROL,
     ),
+    "a scan whose carries are its rows": (
+        lambda x: wf.scan(
+            lambda c, r: (lambda h: ((h, c[1] * h, h), (h, c[0])))(wf.tanh(c[0] + r)),
+            (x[0], x[1], x[2]), x,
+        ), (5, 4), Kind.CONTROL,
+    ),
+    "a scan whose carries are rows that begin anywhere": (
+        lambda x: wf.scan(lambda c, r: (wf.tanh(c + r), wf.tanh(c + r)), x[0], x), (5, 3),
+        Kind.CONTROL,
+    ),
     "a gradient through a scan": (
         wf.grad(lambda x: wf.scan(lambda c, r: (wf.sin(c * r), c), x[0], x)[0].sum()), (4, 3),
         Kind.CONTROL,

@@ -24,18 +24,28 @@ def fused_launches(f: Callable[..., Any], *kinds: Any) -> list[Launch]:
     return [launch for launch in plan.every_launch() if launch.computes is not None]
 
 
-def check_on_card(f: Callable[..., Any], arrays: Sequence[Array], dtype: str) -> list[Launch]:
-    """A function gives on the card what its graph's references give; its fused products."""
+def check_on_card(
+    f: Callable[..., Any],
+    arrays: Sequence[Array],
+    dtype: str,
+    sized_like: Callable[..., Any] | None = None,
+) -> list[Launch]:
+    """A function gives on the card what its graph's references give; its fused products.
+
+    `sized_like` gives numbers of the size of what is summed, where sums may cancel.
+    """
     tensors = [wf.asarray(array).astype(dtype) for array in arrays]
     graph = wf.ir.trace(f, *tensors)
-    wanted = run(graph, [tensor.numpy() for tensor in tensors])
+    given = [tensor.numpy() for tensor in tensors]
+    wanted = run(graph, given)
+    terms = wanted if sized_like is None else run(wf.ir.trace(sized_like, *tensors), given)
     compiled = wf.jit(f)
     for _ in range(3):  # the last of them as a graph
         found = wf.tree.leaves(compiled(*[tensor.to("cuda") for tensor in tensors]))
-        for one, other in zip(found, wanted, strict=True):
+        for one, other, summed in zip(found, wanted, terms, strict=True):
             assert one.dtype.name == wf.asarray(other).dtype.name
             result, reference = one.numpy().astype(np.float64), other.astype(np.float64)
-            size = np.abs(reference).max(initial=0.0)
+            size = np.abs(summed.astype(np.float64)).max(initial=0.0)
             np.testing.assert_allclose(result, reference, rtol=0, atol=LIMITS[dtype] * size + 1e-30)
     return fused_launches(f, *tensors)
 
@@ -118,7 +128,9 @@ def check_random(seed: int) -> int:
     chosen = generator.integers(0, len(_UNARY) + 4, size=int(generator.integers(1, 6))).tolist()
     keeps = bool(generator.integers(2))
 
-    def f(a: wf.Tensor, b: wf.Tensor, c: wf.Tensor, d: wf.Tensor, e: wf.Tensor) -> Any:
+    def chain(
+        a: wf.Tensor, b: wf.Tensor, c: wf.Tensor, d: wf.Tensor, e: wf.Tensor
+    ) -> tuple[wf.Tensor, wf.Tensor]:
         x = (a.T if left else a) @ (b.T if right else b)
         kept = x
         for step, number in enumerate(chosen):
@@ -128,6 +140,14 @@ def check_random(seed: int) -> int:
             else:
                 x = _UNARY[number](x)
             kept = x if step == 0 else kept
-        return (kept, x @ d.T) if keeps else x
+        return kept, x
 
-    return len(check_on_card(f, arrays_of(shapes, seed), dtype))
+    def f(*given: wf.Tensor) -> Any:
+        kept, x = chain(*given)
+        return (kept, x @ given[3].T) if keeps else x
+
+    def sizes(*given: wf.Tensor) -> Any:
+        kept, x = chain(*given)
+        return (kept, wf.abs(x) @ wf.abs(given[3]).T) if keeps else x
+
+    return len(check_on_card(f, arrays_of(shapes, seed), dtype, sizes))

@@ -30,20 +30,22 @@ from weft.compiler.targets.cuda import (
     driver,
     parameters,
     scans,
-    scatter_rows,
     sorting,
     target,
 )
 from weft.compiler.targets.cuda.attention import binding as attention
+from weft.compiler.targets.cuda.attention import exact_binding
 from weft.compiler.targets.cuda.attention.backward_memory import tile_queries
 from weft.compiler.targets.cuda.attention.description import AttentionKernel
 from weft.compiler.targets.cuda.convolution import binding as convolution
 from weft.compiler.targets.cuda.convolution.implicit import ConvolutionKernel
 from weft.compiler.targets.cuda.cross_entropy import CrossEntropyKernel
 from weft.compiler.targets.cuda.device_text import TextKernel
+from weft.compiler.targets.cuda.grouped_kernels import GroupedKernel
 from weft.compiler.targets.cuda.modules import Function, Module
 from weft.compiler.targets.cuda.products import binding as products
 from weft.compiler.targets.cuda.products.description import (
+    INTEGER_PAIRS,
     Matrix,
     Operand,
     ProductKernel,
@@ -52,7 +54,7 @@ from weft.compiler.targets.cuda.products.description import (
     dtype_bytes,
 )
 from weft.compiler.targets.cuda.ptx_writer import Pointer, TensorMap, WindowMap
-from weft.compiler.targets.cuda.scatter_rows import ScatterKernel
+from weft.compiler.targets.cuda.schedule import schedule
 from weft.core.arrays import remove_device
 from weft.core.devices import DEVICES
 from weft.core.dtypes import as_dtype
@@ -187,6 +189,8 @@ class HostCard(FakeLibrary):
         kernel = self.functions[function]
         if isinstance(kernel, Kernel):
             return self._loop_launch(kernel, table)
+        if isinstance(kernel, GroupedKernel):
+            return self._group_launch(kernel, blocks, table)
         if isinstance(kernel, TextKernel):
             return self._text_launch(kernel, blocks, table)
         return self._written_launch(kernel, table)
@@ -209,6 +213,30 @@ class HostCard(FakeLibrary):
             sizes = dict(zip(kernel.sizes, numbers, strict=True))
             run_reference(kernel, buffers, numbers, 0, kernel.iterations(sizes))
             self.check_fences()
+
+        return launch
+
+    def _group_launch(self, kernel: GroupedKernel, blocks: int, table: Any) -> Callable[[], None]:
+        """The members of a group in some order; each has the blocks that it is given."""
+        given, count = len(kernel.kinds), len(kernel.members)
+        words = [ctypes.c_int64.from_address(table[k]).value for k in range(given + count - 1)]
+        starts = [0, *words[given:], blocks]
+        launches = []
+        for number, member in enumerate(kernel.members):
+            own = kernel.kernels[member.kernel]
+            places = (ctypes.c_uint64 * len(member.parameters))(
+                *[table[place] for place in member.parameters]
+            )
+            sizes = dict(zip(own.sizes, [words[k] for k in member.parameters[len(own.buffers):]],
+                             strict=True))  # fmt: skip
+            assert starts[number + 1] - starts[number] == schedule(own).blocks(sizes)
+            launches.append(self._loop_launch(own, places))
+        self.order.shuffle(launches)
+
+        def launch() -> None:
+            for each in launches:
+                each()
+            self.launched -= len(launches) - 1
 
         return launch
 
@@ -262,8 +290,6 @@ class HostCard(FakeLibrary):
                 addresses[parameter.name] = ctypes.c_uint64.from_address(table[place]).value
             else:
                 words[parameter.name] = ctypes.c_uint32.from_address(table[place]).value
-        if isinstance(kernel, ScatterKernel):
-            return lambda: self._scatter_rows(addresses, words)
         if isinstance(kernel, CrossEntropyKernel):
             return lambda: run_softmax_gradient(self, kernel, addresses, words)
         if isinstance(kernel, AttentionKernel):
@@ -315,23 +341,6 @@ class HostCard(FakeLibrary):
         for _, _, address in copies.values():
             self.do_cuMemFreeAsync(address, 0)
 
-    def _scatter_rows(self, addresses: dict[str, int], words: dict[str, int]) -> None:
-        self.launched += 1
-        rows, columns, count = words["rows"], words["columns"], words["count"]
-        table, updates, out = (
-            self.memory_at(addresses[name])[: 4 * length * columns].view(np.float32)
-            for name, length in (("table", rows), ("updates", count), ("out", rows))
-        )
-        index = self.memory_at(addresses["indices"])[: 8 * count].view(np.int64)
-        result = table.reshape(rows, columns).copy()
-        for number, row in enumerate(index.tolist()):
-            if 0 <= row < rows:
-                result[row] += updates.reshape(count, columns)[number]
-            else:
-                self.memory_at(addresses["error"])[:4] = [1, 0, 0, 0]
-        out.reshape(rows, columns)[:] = result
-        self.check_fences()
-
     def _product_launch(
         self, kernel: ProductKernel, addresses: dict[str, int], words: dict[str, int]
     ) -> Callable[[], None]:
@@ -352,12 +361,17 @@ class HostCard(FakeLibrary):
 
         def launch() -> None:
             self.launched += 1
-            a = array("a", spec.dtype, batch, *((k, m) if spec.transpose_a else (m, k)))
-            b = array("b", spec.dtype, batch, *((n, k) if spec.transpose_b else (k, n)))
+            left, right = INTEGER_PAIRS.get(spec.dtype, (spec.dtype, spec.dtype))
+            a = array("a", left, batch, *((k, m) if spec.transpose_a else (m, k)))
+            b = array("b", right, batch, *((n, k) if spec.transpose_b else (k, n)))
             if spec.dtype == "tfloat32" and not kernel.plan.plain:
                 a, b = round_to_eleven_bits(a), round_to_eleven_bits(b)
             a = np.swapaxes(a, 1, 2) if spec.transpose_a else a
             b = np.swapaxes(b, 1, 2) if spec.transpose_b else b
+            if spec.dtype in INTEGER_PAIRS:
+                array("out", "int32", batch, m, n)[:] = a.astype(np.int32) @ b.astype(np.int32)
+                self.check_fences()
+                return
             stored = run_epilogue(spec, a.astype(np.float32) @ b.astype(np.float32), operand)
             kinds = {each.name: (each.dtype, (batch, m, n)) for each in spec.outputs}
             for name, values in stored.items():
@@ -579,7 +593,13 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
         card.modules[token] = list(parts)
         return token
 
+    def code_of_group(device: Any, kernel: GroupedKernel) -> bytes:
+        token = f"module {len(card.modules)}".encode()
+        card.modules[token] = [kernel]
+        return token
+
     monkeypatch.setattr(code, "kernel_code", code_of)
+    monkeypatch.setattr(code, "group_code", code_of_group)
     # other processes of a test run share the cache, and number their modules themselves
     monkeypatch.setattr(target, "stored_program", lambda digest, ordinal, compiled: compiled())
     load = parameters.written_kernel_run
@@ -588,7 +608,7 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
         card.written[kernel.text.encode() + b"\0"] = kernel
         return load(binding, launch, kernel, *given, **named)
 
-    for module in (products, convolution, attention, scatter_rows, cross_entropy):
+    for module in (products, convolution, attention, cross_entropy):
         monkeypatch.setattr(module, "written_kernel_run", run)
 
     def load_text(kernel: TextKernel, place: device.Device) -> Function:
@@ -598,6 +618,7 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
     monkeypatch.setattr(sorting, "load_text_kernel", load_text)
     for name, few in (("_THREADS", 8), ("_SMALLEST", 8), ("CHUNK", 16)):
         monkeypatch.setattr(sorting, name, few)  # each thread is one of the CPU's
+    monkeypatch.setattr(exact_binding, "SIDE", 4)
     monkeypatch.setattr(scans, "THREADS", 8)
     monkeypatch.setattr(scans, "_WARP", 4)
     monkeypatch.setattr(scans, "RUN", 3)

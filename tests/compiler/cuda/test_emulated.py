@@ -15,8 +15,10 @@ import weft as wf
 from weft.compiler.targets.cuda import schedule as schedules
 from weft.compiler.targets.cuda.schedule import schedule
 from weft.compiler.targets.cuda.splitting import split_kernel
+from weft.core.dtypes import INDEX, float32
 from weft.ir.loop_reference import run_reference
-from weft.ir.loops import Kernel
+from weft.ir.loops import Accumulate, For, Kernel, Store, Update
+from weft.ir.scalars import Buffer, const, index, local
 
 Array = np.ndarray[Any, Any]
 
@@ -98,3 +100,39 @@ def test_a_thread_takes_several_rows_where_these_share_what_they_read(
     assert [int(loop.extent.detail) for loop in plan.grid] == [3, 3, 16]
     assert len(plan.body) == 4 * 4
     check(lowered.kernel, drawn(576, 576, 576, 16, 48))
+
+
+def chunked(rows: int, columns: int, count: int = 1) -> Kernel:
+    """Sums down columns of [count, rows, columns], as the second part of a longer sum has them."""
+    x, y = Buffer("x", float32), Buffer("y", float32, "write")
+    i, j, k, total = index("i"), index("j"), index("k"), local("t", float32)
+    place = k * columns + (j + i * (rows * columns))
+    inner = (
+        Accumulate(k, const(rows, INDEX), (Update(total, "add", x[place] * 0.5),)),
+        Store(y, j + i * columns, total),
+    )
+    vector = For(j, const(columns, INDEX), inner, "vector")
+    return Kernel("sums", (y, x), (), (For(i, const(count, INDEX), (vector,), "parallel"),))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "team"),
+    [(128, 32, 8), (129, 64, 8), (260, 32, 16), (128, 33, 32), (127, 32, 1)],
+)
+def test_sums_down_few_columns_share_each_row_of_memory(rows: int, columns: int, team: int) -> None:
+    kernel = chunked(rows, columns, 2)
+    plan = schedule(kernel)
+    assert plan.team == team
+    assert plan.is_across == (columns % 32 == 0 and rows >= 128)
+    check(kernel, [np.abs(array) for array in drawn(2 * columns, 2 * rows * columns)])
+
+
+@pytest.mark.parametrize(
+    ("columns", "count", "team"), [(64, 8, 16), (32, 4, 8), (12, 8, 4), (64, 3, 32), (200, 8, 32)]
+)
+def test_short_rows_share_a_warp_where_all_warps_are_whole(
+    columns: int, count: int, team: int
+) -> None:
+    kernel = one_kernel(lambda x: x / (1.0 + (x * x).sum(axis=-1, keepdims=True)), (count, columns))
+    assert schedule(kernel).team == team
+    check(kernel, drawn(count * columns, count * columns))

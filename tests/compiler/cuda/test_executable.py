@@ -71,6 +71,21 @@ def test_state_is_written_in_its_place(card: HostCard) -> None:
     assert float(state.sum()) == 3 * 64 * 64
 
 
+def test_a_carry_that_is_a_row_of_the_result_is_not_copied(card: HostCard) -> None:
+    x = wf.asarray(numbers(6, 4)).to("cuda")
+
+    def step(c: wf.Tensor, r: wf.Tensor) -> tuple[wf.Tensor, wf.Tensor]:
+        h = wf.tanh(c + r)
+        return h, h
+
+    run = wf.jit(lambda x: wf.scan(step, x[0], x))
+    run(x)
+    card.calls.clear()
+    run(x)
+    wf.cuda.synchronize()
+    assert card.names().count("cuMemcpyDtoDAsync_v2") <= 2  # the last carry, not one of each step
+
+
 def test_what_shares_memory_is_not_written_to(card: HostCard) -> None:
     state = wf.zeros(64).to("cuda")
     other = wf.jit(lambda x: x.reshape(8, 8))(state)

@@ -139,6 +139,16 @@ def test_kernels_with_sizes_known_only_at_run_time_assemble(tmp_path: Path) -> N
     assert assembled([every], tmp_path) == len(every)
 
 
+def test_what_no_element_changes_is_computed_before_vectors_and_rests_part_ways() -> None:
+    out = Buffer("out", float32, "write")
+    i = index("i")
+    same = scalars.sin(scalars.cast(size("count"), float32))
+    body = (Store(out, i, same),)
+    loop = For(i, size("count"), body, "parallel vector")
+    kernel = Kernel("constant", (out,), ("count",), (loop,))
+    assert kernels_to_ptx([kernel]).count(".visible .entry") == 1
+
+
 def test_a_module_names_the_processor_that_it_is_for() -> None:
     kernel = one_kernel(lambda x: x + 1.0, wf.spec("float32", (64,)))
     assert ".target sm_90" in kernels_to_ptx([kernel], card("sm_90"))

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import pytest
 from tests.compiler.cuda.assembling import needs_ptxas, spilled_bytes
+from tests.compiler.cuda.host_card import HostCard
+from tests.compiler.cuda.integer_cases import INTEGERS, check_integers
 
+import weft as wf
+from weft.compiler.plan.planning import plan_program
 from weft.compiler.targets.cuda.products.choice import best_plan, kernel_of, launch
-from weft.compiler.targets.cuda.products.description import ProductSpec, Sizes
+from weft.compiler.targets.cuda.products.description import INTEGER_PAIRS, ProductSpec, Sizes
 from weft.compiler.targets.cuda.products.warp_products import takes_warp_products
+from weft.compiler.targets.cuda.target import CUDA
 
 SPECS = {
     f"{dtype} {int(left)}{int(right)}": ProductSpec(
-        dtype, output="int32" if dtype == "int8" else "", transpose_a=left, transpose_b=right
+        dtype, output="int32" if dtype in INTEGER_PAIRS else "", transpose_a=left, transpose_b=right
     )
-    for dtype in ("bfloat16", "float16", "tfloat32", "int8")
+    for dtype in ("bfloat16", "float16", "tfloat32", "int8", "uint8 by int8")
     for left in (False, True)
     for right in (False, True)
 }
@@ -54,3 +59,15 @@ def test_plain_products_assemble_for_ampere() -> None:
     spec = ProductSpec("float32", epilogue=())
     kernel = kernel_of(spec, best_plan(spec, SMALL, has_warpgroups=False))
     assert spilled_bytes(kernel.text, "sm_80") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers_of_8_bits_are_multiplied_as_such(card: HostCard, name: str) -> None:
+    check_integers(name)
+
+
+def test_integers_whose_rows_are_no_whole_units_are_multiplied_by_loops() -> None:
+    kinds = wf.spec("int8", (8, 15)), wf.spec("int8", (15, 8))
+    graph = wf.ir.trace(lambda a, b: a.astype("int32") @ b.astype("int32"), *kinds)
+    assert all(launch.kind != "product" for launch in plan_program(graph, CUDA).launches)

@@ -26,7 +26,7 @@ from weft.compiler.export.layout import (
     in_lines,
 )
 from weft.compiler.export.program import ExportedProgram
-from weft.compiler.export.threads import pool_bytes, pool_text
+from weft.compiler.export.threads import pool_bytes, pool_functions
 from weft.compiler.export.writers import Needs, Operand
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cpu.cache.kernels import text_of
@@ -363,7 +363,7 @@ def object_file(
     if inside:
         data.append(f"@weights = {_constant(blob.data(), 'internal')}")
     declared = [f'declare void @"weft.{each}"(ptr, ptr, i64, i64)' for each in _called_names(needs)]
-    pool = [pool_text(threads, needs.buffers, scratch)] if threads > 1 else []
+    pool = pool_functions(threads, needs.buffers, scratch) if threads > 1 else []
     main = module_text(*data, *declared, *pool, *needs.written_rows, *own, *writer.message())
     texts = [main, *_modules(needs, machine)]
     code, called = emit_linked(texts, machine, functions)

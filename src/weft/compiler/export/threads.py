@@ -8,280 +8,181 @@ so results do not depend on who ran which.
 
 from __future__ import annotations
 
-from string import Template
-
 from weft.compiler.export.machines import Platform
+from weft.compiler.targets.llvm.ir_builder import NULL, IRBuilder, Record, Struct
 from weft.core.errors import ArgumentError, UnsupportedError
 
 POOL_BYTES, RECORD_BYTES = 640, 64
 """The pool itself, and a worker's record behind it."""
 MOST_THREADS = 256
 
-_POOL = Template("""\
-declare i32 @pthread_create(ptr, ptr, ptr, ptr)
-declare i32 @pthread_join(i64, ptr)
-declare i32 @pthread_mutex_init(ptr, ptr)
-declare i32 @pthread_mutex_lock(ptr)
-declare i32 @pthread_mutex_unlock(ptr)
-declare i32 @pthread_mutex_destroy(ptr)
-declare i32 @pthread_cond_init(ptr, ptr)
-declare i32 @pthread_cond_wait(ptr, ptr)
-declare i32 @pthread_cond_broadcast(ptr)
-declare i32 @pthread_cond_destroy(ptr)
-declare i32 @sched_yield()
-
-; launch: its number, stop, function, buffers, how many, numbers, end, grain | next | active,
-; workers, sleepers | mutex | condition. What is written often has a line of cache of its own.
-%pool = type { i64, i64, ptr, ptr, i64, ptr, i64, i64, [8 x i64], [8 x i64], i64, i64, [6 x i64],
-  [16 x i64], [16 x i64] }
-
-define internal void @take_chunks(ptr %pool, ptr %buffers, ptr %cell, ptr %scratch) nounwind {
-entry:
-  %function_at = getelementptr %pool, ptr %pool, i64 0, i32 2
-  %function = load ptr, ptr %function_at
-  %numbers_at = getelementptr %pool, ptr %pool, i64 0, i32 5
-  %numbers = load ptr, ptr %numbers_at
-  %end_at = getelementptr %pool, ptr %pool, i64 0, i32 6
-  %end = load i64, ptr %end_at
-  %grain_at = getelementptr %pool, ptr %pool, i64 0, i32 7
-  %grain = load i64, ptr %grain_at
-  %next = getelementptr %pool, ptr %pool, i64 0, i32 8
-  br label %chunk
-chunk:
-  %first = atomicrmw add ptr %next, i64 %grain seq_cst
-  %is_left = icmp slt i64 %first, %end
-  br i1 %is_left, label %run, label %done
-run:
-  %behind = add i64 %first, %grain
-  %is_whole = icmp slt i64 %behind, %end
-  %last = select i1 %is_whole, i64 %behind, i64 %end
-  store ptr %scratch, ptr %cell
-  call void %function(ptr %buffers, ptr %numbers, i64 %first, i64 %last)
-  br label %chunk
-done:
-  ret void
-}
-
-define internal ptr @work(ptr %record) nounwind {
-entry:
-  %cell = alloca ptr, align 16
-  %pointers = alloca ptr, i64 $pointers, align 16
-  store ptr %cell, ptr %pointers
-  %buffers = getelementptr ptr, ptr %pointers, i64 1
-  %pool = load ptr, ptr %record
-  %scratch_at = getelementptr i8, ptr %record, i64 8
-  %scratch = load ptr, ptr %scratch_at
-  %number = getelementptr %pool, ptr %pool, i64 0, i32 0
-  %stop = getelementptr %pool, ptr %pool, i64 0, i32 1
-  %active = getelementptr %pool, ptr %pool, i64 0, i32 9
-  %sleepers = getelementptr %pool, ptr %pool, i64 0, i32 11
-  %mutex = getelementptr %pool, ptr %pool, i64 0, i32 13
-  %condition = getelementptr %pool, ptr %pool, i64 0, i32 14
-  br label %wait
-wait:
-  %seen = phi i64 [ 0, %entry ], [ %new, %finish ]
-  br label %watch
-watch:
-  %tries = phi i64 [ 0, %wait ], [ %more, %again ]
-  %now = load atomic i64, ptr %number seq_cst, align 8
-  %is_new = icmp ne i64 %now, %seen
-  br i1 %is_new, label %begin, label %again
-again:
-  %more = add i64 %tries, 1
-  %is_tired = icmp sgt i64 %more, $watched
-  br i1 %is_tired, label %lie_down, label %watch
-lie_down:
-  %locked = call i32 @pthread_mutex_lock(ptr %mutex)
-  %before = atomicrmw add ptr %sleepers, i64 1 seq_cst
-  br label %sleep
-sleep:
-  %late = load atomic i64, ptr %number seq_cst, align 8
-  %is_called = icmp ne i64 %late, %seen
-  br i1 %is_called, label %rise, label %nap
-nap:
-  %woken = call i32 @pthread_cond_wait(ptr %condition, ptr %mutex)
-  br label %sleep
-rise:
-  %after = atomicrmw sub ptr %sleepers, i64 1 seq_cst
-  %unlocked = call i32 @pthread_mutex_unlock(ptr %mutex)
-  br label %begin
-begin:
-  %new = load atomic i64, ptr %number seq_cst, align 8
-  %stopped = load atomic i64, ptr %stop seq_cst, align 8
-  %is_end = icmp ne i64 %stopped, 0
-  br i1 %is_end, label %leave, label %copy
-copy:
-  %list_at = getelementptr %pool, ptr %pool, i64 0, i32 3
-  %list = load ptr, ptr %list_at
-  %count_at = getelementptr %pool, ptr %pool, i64 0, i32 4
-  %count = load i64, ptr %count_at
-  br label %next
-next:
-  %place = phi i64 [ 0, %copy ], [ %following, %move ]
-  %is_copied = icmp eq i64 %place, %count
-  br i1 %is_copied, label %run, label %move
-move:
-  %source = getelementptr ptr, ptr %list, i64 %place
-  %buffer = load ptr, ptr %source
-  %target = getelementptr ptr, ptr %buffers, i64 %place
-  store ptr %buffer, ptr %target
-  %following = add i64 %place, 1
-  br label %next
-run:
-  call void @take_chunks(ptr %pool, ptr %buffers, ptr %cell, ptr %scratch)
-  br label %finish
-finish:
-  %left = atomicrmw sub ptr %active, i64 1 seq_cst
-  br label %wait
-leave:
-  ret ptr null
-}
-
-define internal void @call_workers(ptr %pool) nounwind {
-entry:
-  %number = getelementptr %pool, ptr %pool, i64 0, i32 0
-  %old = atomicrmw add ptr %number, i64 1 seq_cst
-  %sleepers = getelementptr %pool, ptr %pool, i64 0, i32 11
-  %sleeping = load atomic i64, ptr %sleepers seq_cst, align 8
-  %any = icmp ne i64 %sleeping, 0
-  br i1 %any, label %wake, label %done
-wake:
-  %mutex = getelementptr %pool, ptr %pool, i64 0, i32 13
-  %condition = getelementptr %pool, ptr %pool, i64 0, i32 14
-  %locked = call i32 @pthread_mutex_lock(ptr %mutex)
-  %called = call i32 @pthread_cond_broadcast(ptr %condition)
-  %unlocked = call i32 @pthread_mutex_unlock(ptr %mutex)
-  br label %done
-done:
-  ret void
-}
-
-define internal void @parallel(ptr %pool, ptr %function, ptr %buffers, i64 %count, ptr %numbers,
-    i64 %end, i64 %grain) nounwind {
-entry:
-  %workers_at = getelementptr %pool, ptr %pool, i64 0, i32 10
-  %workers = load i64, ptr %workers_at
-  %none = icmp eq i64 %workers, 0
-  %is_one = icmp sle i64 %end, %grain
-  %alone = or i1 %none, %is_one
-  br i1 %alone, label %serial, label %publish
-serial:
-  call void %function(ptr %buffers, ptr %numbers, i64 0, i64 %end)
-  ret void
-publish:
-  %function_at = getelementptr %pool, ptr %pool, i64 0, i32 2
-  store ptr %function, ptr %function_at
-  %list_at = getelementptr %pool, ptr %pool, i64 0, i32 3
-  store ptr %buffers, ptr %list_at
-  %count_at = getelementptr %pool, ptr %pool, i64 0, i32 4
-  store i64 %count, ptr %count_at
-  %numbers_at = getelementptr %pool, ptr %pool, i64 0, i32 5
-  store ptr %numbers, ptr %numbers_at
-  %end_at = getelementptr %pool, ptr %pool, i64 0, i32 6
-  store i64 %end, ptr %end_at
-  %grain_at = getelementptr %pool, ptr %pool, i64 0, i32 7
-  store i64 %grain, ptr %grain_at
-  %next = getelementptr %pool, ptr %pool, i64 0, i32 8
-  store i64 0, ptr %next
-  %active = getelementptr %pool, ptr %pool, i64 0, i32 9
-  store i64 %workers, ptr %active
-  call void @call_workers(ptr %pool)
-  %cell_at = getelementptr ptr, ptr %buffers, i64 -1
-  %cell = load ptr, ptr %cell_at
-  %scratch = load ptr, ptr %cell
-  call void @take_chunks(ptr %pool, ptr %buffers, ptr %cell, ptr %scratch)
-  br label %wait
-wait:
-  %tries = phi i64 [ 0, %publish ], [ %more, %rest ]
-  %left = load atomic i64, ptr %active seq_cst, align 8
-  %is_done = icmp eq i64 %left, 0
-  br i1 %is_done, label %done, label %watch
-watch:
-  %more = add i64 %tries, 1
-  %is_long = icmp sgt i64 %more, $patient
-  br i1 %is_long, label %yield, label %rest
-yield:
-  %yielded = call i32 @sched_yield()
-  br label %rest
-rest:
-  br label %wait
-done:
-  ret void
-}
-
-define internal void @start_workers(ptr %pool, ptr %scratch) nounwind {
-entry:
-  %mutex = getelementptr %pool, ptr %pool, i64 0, i32 13
-  %condition = getelementptr %pool, ptr %pool, i64 0, i32 14
-  %a = call i32 @pthread_mutex_init(ptr %mutex, ptr null)
-  %b = call i32 @pthread_cond_init(ptr %condition, ptr null)
-  %workers_at = getelementptr %pool, ptr %pool, i64 0, i32 10
-  br label %next
-next:
-  %started = phi i64 [ 0, %entry ], [ %more, %began ]
-  store i64 %started, ptr %workers_at
-  %is_last = icmp eq i64 %started, $workers
-  br i1 %is_last, label %done, label %start
-start:
-  %before = mul i64 %started, $record
-  %at = add i64 %before, $pool
-  %record = getelementptr i8, ptr %pool, i64 %at
-  store ptr %pool, ptr %record
-  %place = add i64 %started, 1
-  %skipped = mul i64 %place, $scratch
-  %own = getelementptr i8, ptr %scratch, i64 %skipped
-  %scratch_at = getelementptr i8, ptr %record, i64 8
-  store ptr %own, ptr %scratch_at
-  %thread = getelementptr i8, ptr %record, i64 16
-  %failed = call i32 @pthread_create(ptr %thread, ptr null, ptr @work, ptr %record)
-  %is_bad = icmp ne i32 %failed, 0
-  br i1 %is_bad, label %done, label %began
-began:
-  %more = add i64 %started, 1
-  br label %next
-done:
-  ret void
-}
-
-define internal void @stop_workers(ptr %pool) nounwind {
-entry:
-  %stop = getelementptr %pool, ptr %pool, i64 0, i32 1
-  store atomic i64 1, ptr %stop seq_cst, align 8
-  call void @call_workers(ptr %pool)
-  %workers_at = getelementptr %pool, ptr %pool, i64 0, i32 10
-  %workers = load i64, ptr %workers_at
-  br label %next
-next:
-  %joined = phi i64 [ 0, %entry ], [ %more, %join ]
-  %is_last = icmp eq i64 %joined, %workers
-  br i1 %is_last, label %done, label %join
-join:
-  %before = mul i64 %joined, $record
-  %at = add i64 %before, ${pool}
-  %record = getelementptr i8, ptr %pool, i64 %at
-  %thread_at = getelementptr i8, ptr %record, i64 16
-  %thread = load i64, ptr %thread_at
-  %status = call i32 @pthread_join(i64 %thread, ptr null)
-  %more = add i64 %joined, 1
-  br label %next
-done:
-  %mutex = getelementptr %pool, ptr %pool, i64 0, i32 13
-  %condition = getelementptr %pool, ptr %pool, i64 0, i32 14
-  %a = call i32 @pthread_cond_destroy(ptr %condition)
-  %b = call i32 @pthread_mutex_destroy(ptr %mutex)
-  ret void
-}
-""")
+_ORDER = "seq_cst"
+# What is written often has a line of cache of its own.
+_POOL = Struct(
+    "i64 number, i64 stop, ptr function, ptr buffers, i64 count, ptr numbers, i64 end, i64 grain,"
+    "[8 x i64] next, [8 x i64] active, i64 workers, i64 sleepers, [6 x i64] unused,"
+    "[16 x i64] mutex, [16 x i64] condition"
+)
+"""The launch, and its number; the first iteration that nobody has; who is at work, and asleep."""
+_WORKER = Struct("ptr pool, ptr scratch, i64 thread")
 _WATCHED, _PATIENT = 20_000, 2_000
 """How often a worker looks for a launch before it sleeps, and the caller before it yields."""
 
 
-def pool_text(threads: int, buffers: int, scratch: int) -> str:
+# --- a pool's functions --------------------------------------------------------------------------
+
+
+def _take_chunks() -> IRBuilder:
+    """Run chunks of the launch until none is left."""
+    out = IRBuilder("take_chunks", ("ptr %pool", "ptr %buffers", "ptr %cell", "ptr %scratch"))
+    _, buffers, cell, scratch = out.parameters
+    pool = out.record(_POOL, "%pool")
+    function, numbers, end, grain = pool.all("function", "numbers", "end", "grain")
+    following = pool.address("next")
+    with out.repeat():
+        first = out.fetch("add", following, grain, _ORDER)
+        out.leave_unless(out.test("slt", first, end))
+        last = out.least(out.add(first, grain), end)
+        out.store(scratch, cell)
+        out.call(function, buffers, numbers, first, last)
+    return out
+
+
+def _work(take_chunks: IRBuilder, pointers: int) -> IRBuilder:
+    """What a worker's thread runs: it waits for a launch and takes chunks of it, until the end."""
+    out = IRBuilder("work", ("ptr %worker",), result="ptr")
+    worker = out.record(_WORKER, "%worker")
+    cell, list_of_own = out.room("ptr", align=16), out.room("ptr", pointers, align=16)
+    out.store(cell, list_of_own)  # kernels find their scratch memory before the first buffer
+    buffers = out.at("ptr", list_of_own, 1)
+    address, scratch = worker.all("pool", "scratch")
+    pool = out.record(_POOL, address)
+    number, stop = pool.address("number"), pool.address("stop")
+    seen = out.variable(0)
+    with out.repeat():
+        _wait_for_launch(out, pool, number, seen.value)
+        seen.value = out.load_atomic(number, _ORDER)
+        with out.when(out.test("ne", out.load_atomic(stop, _ORDER), 0)):
+            out.give(NULL)
+        source, count = pool.all("buffers", "count")
+        with out.loop(0, count) as place:
+            out.store(out.pointer(source, place), out.at("ptr", buffers, place))
+        out.call(take_chunks, address, buffers, cell, scratch)
+        out.fetch("sub", pool.address("active"), 1, _ORDER)
+    return out
+
+
+def _wait_for_launch(out: IRBuilder, pool: Record, number: str, seen: str) -> None:
+    """Watch the number of the launch for a while, then sleep until it is another one."""
+    tries = out.variable(0)
+    with out.repeat():
+        out.leave_unless(out.test("eq", out.load_atomic(number, _ORDER), seen))
+        tries.value = out.add(tries.value, 1)
+        with out.when(out.test("sgt", tries.value, _WATCHED)):
+            mutex, sleepers = pool.address("mutex"), pool.address("sleepers")
+            out.call("pthread_mutex_lock", mutex, result="i32")
+            out.fetch("add", sleepers, 1, _ORDER)
+            with out.repeat():
+                out.leave_unless(out.test("eq", out.load_atomic(number, _ORDER), seen))
+                out.call("pthread_cond_wait", pool.address("condition"), mutex, result="i32")
+            out.fetch("sub", sleepers, 1, _ORDER)
+            out.call("pthread_mutex_unlock", mutex, result="i32")
+
+
+def _call_workers() -> IRBuilder:
+    """Give the launch a new number, and wake those who sleep."""
+    out = IRBuilder("call_workers", ("ptr %pool",))
+    pool = out.record(_POOL, "%pool")
+    out.fetch("add", pool.address("number"), 1, _ORDER)
+    sleeping = out.load_atomic(pool.address("sleepers"), _ORDER)
+    with out.when(out.test("ne", sleeping, 0)):
+        mutex = pool.address("mutex")
+        out.call("pthread_mutex_lock", mutex, result="i32")
+        out.call("pthread_cond_broadcast", pool.address("condition"), result="i32")
+        out.call("pthread_mutex_unlock", mutex, result="i32")
+    return out
+
+
+def _parallel(take_chunks: IRBuilder, call_workers: IRBuilder) -> IRBuilder:
+    """Run all iterations of a function, in chunks of a grain, on all threads."""
+    launch = "ptr %function, ptr %buffers, i64 %count, ptr %numbers, i64 %end, i64 %grain"
+    out = IRBuilder("parallel", ("ptr %pool", *launch.split(", ")))
+    address, *given = out.parameters
+    function, buffers, _, numbers, end, grain = given
+    pool = out.record(_POOL, address)
+    workers = pool["workers"]
+    is_alone = out.combine("or", out.test("eq", workers, 0), out.test("sle", end, grain))
+    with out.when(is_alone):
+        out.call(function, buffers, numbers, 0, end)
+        out.give()
+    names = ("function", "buffers", "count", "numbers", "end", "grain")
+    for name, value in zip(names, given, strict=True):
+        pool[name] = value
+    active = pool.address("active")
+    out.store(0, pool.address("next"))
+    out.store(workers, active)
+    out.call(call_workers, address)
+    cell = out.pointer(buffers, -1)
+    out.call(take_chunks, address, buffers, cell, out.load("ptr", cell))
+    tries = out.variable(0)
+    with out.repeat():
+        out.leave_unless(out.test("ne", out.load_atomic(active, _ORDER), 0))
+        tries.value = out.add(tries.value, 1)
+        with out.when(out.test("sgt", tries.value, _PATIENT)):
+            out.call("sched_yield", result="i32")
+    return out
+
+
+def _worker_at(out: IRBuilder, place: str) -> Record:
+    """The record of a worker, behind the pool."""
+    offset = out.add(out.mul(place, RECORD_BYTES), POOL_BYTES)
+    return out.record(_WORKER, out.at("i8", "%pool", offset))
+
+
+def _start_workers(work: IRBuilder, workers: int, scratch_bytes: int) -> IRBuilder:
+    """Start as many workers as there can be; where a thread cannot be had, fewer."""
+    out = IRBuilder("start_workers", ("ptr %pool", "ptr %scratch"))
+    pool = out.record(_POOL, "%pool")
+    out.call("pthread_mutex_init", pool.address("mutex"), NULL, result="i32")
+    out.call("pthread_cond_init", pool.address("condition"), NULL, result="i32")
+    pool["workers"] = 0
+    with out.loop(0, workers) as place:
+        following = out.add(place, 1)
+        worker = _worker_at(out, place)
+        worker["pool"] = "%pool"
+        worker["scratch"] = out.at("i8", "%scratch", out.mul(following, scratch_bytes))
+        thread = worker.address("thread")
+        failed = out.call("pthread_create", thread, NULL, work.symbol, worker.pointer, result="i32")
+        out.leave_unless(out.test("eq", failed, 0))
+        pool["workers"] = following
+    return out
+
+
+def _stop_workers(call_workers: IRBuilder) -> IRBuilder:
+    """End all workers, and wait until they have ended."""
+    out = IRBuilder("stop_workers", ("ptr %pool",))
+    pool = out.record(_POOL, "%pool")
+    out.store_atomic(1, pool.address("stop"), _ORDER)
+    out.call(call_workers, "%pool")
+    with out.loop(0, pool["workers"]) as place:
+        out.call("pthread_join", _worker_at(out, place)["thread"], NULL, result="i32")
+    out.call("pthread_cond_destroy", pool.address("condition"), result="i32")
+    out.call("pthread_mutex_destroy", pool.address("mutex"), result="i32")
+    return out
+
+
+def pool_functions(threads: int, buffers: int, scratch: int) -> list[IRBuilder]:
     """The functions of a pool; buffers: the most of a call, scratch: bytes of a thread's own."""
-    return _POOL.substitute(
-        pointers=buffers + 1, watched=_WATCHED, patient=_PATIENT, workers=threads - 1,
-        record=RECORD_BYTES, pool=POOL_BYTES, scratch=scratch,
-    )  # fmt: skip
+    take_chunks, call_workers = _take_chunks(), _call_workers()
+    work = _work(take_chunks, buffers + 1)
+    return [
+        take_chunks,
+        work,
+        call_workers,
+        _parallel(take_chunks, call_workers),
+        _start_workers(work, threads - 1, scratch),
+        _stop_workers(call_workers),
+    ]
 
 
 def pool_bytes(threads: int) -> int:

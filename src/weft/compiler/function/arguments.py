@@ -228,6 +228,8 @@ def _device_of(handles: Sequence[Tensor]) -> Device:
     any; a call without tensors is computed where constants are made.
     """
     placed = next((handle for handle in handles if handle.device != CPU), None)
+    if placed is None and traces.recording:
+        return traces.recording[-1].device  # constants of a program for it
     if placed is None:
         return CPU if handles else traces.device or as_device(None)
     if not computes(placed.device):

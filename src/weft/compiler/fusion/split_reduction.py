@@ -3,7 +3,8 @@
 A reduction over the leading axes of a value, such as the gradient of a bias, goes down its columns.
 Chunk by chunk it is made of rows that lie side by side, by threads that divide the chunks, and can
 be a part of the chain that makes the rows (`weft.compiler.plan.row_fusion`), while they are in
-cache. Where chunks begin depends on sizes only, and each column's sum has one order.
+cache. Where chunks begin depends on sizes only, and each column's sum has one order. Where rows do
+not come out even, or are not known before a program runs, the last chunk has fewer.
 
 >>> import weft as wf
 >>> node = wf.ir.trace(lambda x: x.sum(axis=(0, 1)), wf.spec("float32", (8, 200, 64))).nodes[0]
@@ -18,7 +19,7 @@ from dataclasses import replace
 
 from weft.compiler.targets.limits import FusionLimits
 from weft.core.dtypes import DType, bfloat16, float16, float32
-from weft.core.shapes import size
+from weft.core.shapes import Dimension, size
 from weft.core.types import TensorType
 from weft.ir.affine_index import Affine
 from weft.ir.graph import GraphNode, Variable
@@ -41,7 +42,20 @@ def chunk_rows(node: GraphNode, limits: FusionLimits) -> int:
     if _is_below(rows, limits.chunked_rows) or _is_below(columns, limits.chunked_columns):
         return 0
     found = _divisor(shape[last], limits)
+    if not found and limits.ragged_chunks and not _is_below(shape[last], limits.chunk_rows):
+        return limits.chunk_rows
+    while found % 32 == 0 and _is_below(rows, limits.fewest_chunks * found):
+        found //= 2
     return 0 if rows == found else found  # one chunk is the whole sum
+
+
+def rows_left(own: Sequence[Affine], node: GraphNode, rows: int) -> tuple[Dimension, Affine] | None:
+    """How many rows there are, and where a chunk begins; None where chunks come out even."""
+    last = _last_summed_axis(node)
+    count = node.operands[0].type.shape[last]
+    if isinstance(count, int) and count % rows == 0:
+        return None
+    return count, own[last] * rows
 
 
 def _last_summed_axis(node: GraphNode) -> int:
@@ -82,7 +96,7 @@ def chunk_lines(node: GraphNode, rows: int, limits: FusionLimits) -> int:
 def halves(node: GraphNode, rows: int, lines: int = 1) -> tuple[Variable, GraphNode]:
     """What the reduction of the rows of each chunk makes, and the reduction of that."""
     last, shape = _last_summed_axis(node), node.operands[0].type.shape
-    chunks = (*shape[:last], shape[last] // rows, *shape[last + 1 :])
+    chunks = (*shape[:last], (shape[last] + rows - 1) // rows, *shape[last + 1 :])
     if lines > 1:
         chunks = (*chunks[: last - 1], chunks[last - 1] // lines, *chunks[last:])
     partial = Variable(TensorType(accumulation_dtype(node.results[0].type.dtype), chunks))

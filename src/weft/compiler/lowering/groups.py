@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from functools import cached_property, reduce
 from typing import Any
 
@@ -30,9 +30,9 @@ import numpy as np
 from weft.compiler.fusion.element_reads import Reading
 from weft.compiler.fusion.grouping import Group, Root, Step, counting_index, is_reduction
 from weft.compiler.fusion.long_sums import with_blocks
-from weft.compiler.fusion.split_reduction import accumulation_dtype
+from weft.compiler.fusion.split_reduction import accumulation_dtype, rows_left
 from weft.compiler.lowering.group_reuse import Signature, rebound
-from weft.compiler.lowering.symbolic_size import Extents
+from weft.compiler.lowering.symbolic_size import Extents, count_at_run_time
 from weft.compiler.targets.limits import LoweringLimits
 from weft.core.dimensions import is_negative
 from weft.core.records import frozen
@@ -51,7 +51,6 @@ from weft.ir.loops import (
     Statement,
     Store,
     Update,
-    has_loops,
 )
 from weft.ir.scalar_functions import lower_element, why_not_lowered
 from weft.ir.scalars import Buffer, Scalar
@@ -317,7 +316,7 @@ class _Lowering:
             if root.variable in self._stored_roots and root.variable not in self.held_rows:
                 self.buffer(root.target[0], "both")
         body = self._column_body() if self._is_column() else self._row_body()
-        body, known = _count_at_run_time(body) if not self.extents.symbols else (body, {})
+        body, known = count_at_run_time(body) if not self.extents.symbols else (body, {})
         body = with_blocks(body)
         sizes = (*self.extents.symbols, *known)
         row = self.dimension(size(self.group.inner)) if self.held_rows else None
@@ -519,9 +518,19 @@ class _Lowering:
             last = depth == len(positions) - 1
             into = local if last else scalars.local(f"{local.detail}p{depth}", local.dtype)
             update = Update(into, kind.combine, value)
-            body = (Accumulate(self.variable(position), self.extent(position), (update,), body),)
+            extent = self._rows(root, position) if depth == 0 else self.extent(position)
+            body = (Accumulate(self.variable(position), extent, (update,), body),)
             value = into
         return list(body)
+
+    def _rows(self, root: Root, position: int) -> Scalar:
+        """How often the innermost loop of a reduction runs; the last chunk may have fewer rows."""
+        own = counting_index(root.variable.type.shape, 0)
+        left = rows_left(own, root.node, root.rows) if root.rows else None
+        if left is None:
+            return self.extent(position)
+        count, start = left
+        return scalars.minimum(self.extent(position), self.dimension(count) - self.place(start))
 
     # --- sums over columns -------------------------------------------------------------------
 
@@ -544,21 +553,6 @@ class _Lowering:
         for root in self.group.roots:
             body += self._row_value(root, inner)
         return self._nest(rows, tuple(body), vector=True)
-
-
-def _count_at_run_time(
-    body: tuple[Statement, ...],
-) -> tuple[tuple[Statement, ...], dict[str, int]]:
-    """A body that is one loop over elements, with its extent given at run time.
-
-    Kernels that differ in their sizes only, such as the updates of an optimiser, are then one.
-    """
-    loop = body[0] if len(body) == 1 else None
-    if not isinstance(loop, For) or loop.kind != "parallel vector" or has_loops(loop.body):
-        return body, {}
-    if loop.extent.op != "const":
-        return body, {}
-    return (replace(loop, extent=scalars.size("count")),), {"count": int(loop.extent.detail)}
 
 
 def _whole_values(group: Group) -> set[Variable]:

@@ -15,7 +15,7 @@ borders are those that it would have alone, so bits stay the same.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import replace
 
 from weft.compiler.plan.launch import Kind, Launch, Root, Sizes, Symbol, no_numbers
@@ -31,9 +31,16 @@ programs, not machines."""
 
 
 def schedule_launches(
-    launches: Sequence[Launch], graph: Graph, root: Root, limits: PlanLimits
+    launches: Sequence[Launch],
+    graph: Graph,
+    root: Root,
+    limits: PlanLimits,
+    late: Collection[Launch] = (),
 ) -> list[Launch]:
-    """The launches in the order in which they run; those that run as one are one launch."""
+    """The launches in the order in which they run; those that run as one are one launch.
+
+    late: those that run as one with each other only, because they wait for other processes.
+    """
     outside = {root(value) for value in (*graph.inputs, *graph.outputs)}
     sizes = _UsualSizes(launches, graph)
     bytes_of: dict[Hashable, int] = {
@@ -43,8 +50,17 @@ def schedule_launches(
         if isinstance(value, Variable) and value not in outside
     }
     inputs = set(graph.inputs)
-    tasks = [_task(launch, root, sizes, inputs) for launch in launches]
-    order = schedule(tasks, bytes_of, limits.filling_chunks)
+    tasks = [
+        replace(_task(launch, root, sizes, inputs), phase=int(launch in late))
+        for launch in launches
+    ]
+    order = schedule(
+        tasks,
+        bytes_of,
+        limits.filling_chunks,
+        limits.filling_update_chunks,
+        limits.gathers_small_launches,
+    )
     return [_group_launches([launches[number] for number in numbers]) for numbers in order]
 
 

@@ -22,6 +22,7 @@ from weft.compiler.plan.launch import Launch
 from weft.core.shapes import Dimension
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
 from weft.ir.kinds import Gather, Scatter
+from weft.ops.control_call import call
 
 Bounds = frozenset[tuple[Atom, Dimension]]
 """Indices, each with the size that it has to stay below."""
@@ -60,11 +61,23 @@ def _nodes_with_repeated_checks(launches: Sequence[Launch], graph: Graph) -> set
 
 
 def _is_indexed(node: GraphNode) -> bool:
-    """Whether the last operands of a node are indices along `axes` of its first."""
-    return isinstance(node.primitive.kind, Gather | Scatter) and "axes" in node.params
+    """Whether a node reads or writes at indices along `axes` of an operand."""
+    inner = _inner_node(node)
+    return isinstance(inner.primitive.kind, Gather | Scatter) and "axes" in inner.params
 
 
 def _bounds(node: GraphNode) -> Bounds:
-    shape, axes = node.operands[0].type.shape, node.params["axes"]
-    indices, sizes = node.operands[-len(axes) :], [shape[axis] for axis in axes]
+    inner = _inner_node(node)
+    shape, axes = inner.operands[0].type.shape, inner.params["axes"]
+    indices, sizes = inner.operands[-len(axes) :], [shape[axis] for axis in axes]
+    if node is not inner:
+        given = dict(zip(node.params["graph"].inputs, node.operands, strict=True))
+        indices = tuple(given[each] for each in indices if isinstance(each, Variable))
     return frozenset(zip(indices, sizes, strict=True))
+
+
+def _inner_node(node: GraphNode) -> GraphNode:
+    """The one node that a target's own form of a node computes; else the node itself."""
+    graph: Graph | None = node.params["graph"] if node.primitive is call else None
+    nodes = [] if graph is None else list(graph.nodes)
+    return nodes[0] if len(nodes) == 1 else node

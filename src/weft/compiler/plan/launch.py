@@ -122,6 +122,8 @@ class Launch:
     """What is fused in its kernel."""
     computes: Graph | None = None
     """What a function of the target computes, where its symbol alone does not say it."""
+    halves: Callable[[], tuple[Launch, Launch]] | None = None
+    """What gives a launch that begins it and one that waits for it, if it can run beside others."""
 
     @property
     def stages(self) -> tuple[Launch, ...]:
@@ -196,7 +198,7 @@ def node_kernels_in_order(own: Sequence[Launch], kernels: Sequence[Lowered]) -> 
             checked = (Variable(TensorType(uint8, (0,))),)  # what others wait for
             launch = replace(launch, writes=checked, values=launch.values + checked)
         if isinstance(lowered, SingleKernel) and lowered.copied is not None:
-            launches.append(_copy(*lowered.copied, checked))
+            launches.append(copy_launch(*lowered.copied, checked))
             launch = replace(launch, updates=launch.writes)
         launches.append(launch)
     return launches
@@ -220,7 +222,7 @@ def continue_joins(launches: Sequence[Launch]) -> list[Launch]:
     return continued
 
 
-def _copy(result: Variable, operand: Value, awaited: tuple[Variable, ...]) -> Launch:
+def copy_launch(result: Variable, operand: Value, awaited: tuple[Variable, ...] = ()) -> Launch:
     """A copy of an operand, which is left out where the result has taken its place."""
     return Launch(
         Kind.COPY, "copy", ("copy",), (operand, result, *awaited), (result,),

@@ -24,16 +24,26 @@ from weft.compiler.plan.launch import Kind, Launch, Root, Value
 
 def early(launches: Sequence[Launch], root: Root) -> list[Launch]:
     """The launches in an order in which they can run, otherwise as they are given."""
+    writers = _writers(launches, root)
+    needs = launches_before(launches, root)
+    _keep_effects_in_order(launches, needs)
+    wishes = _possible(needs, _wishes(launches, writers, root))
+    return [launches[place] for place in _sort_places(needs, wishes)]
+
+
+def _writers(launches: Sequence[Launch], root: Root) -> dict[Value, list[int]]:
+    """The places of the launches that write each value."""
     writers: dict[Value, list[int]] = {}
     for place, launch in enumerate(launches):
         for value in launch.writes:
             writers.setdefault(root(value), []).append(place)
-    needs = [
-        _needed_launches(launch, place, writers, root) for place, launch in enumerate(launches)
-    ]
-    _keep_effects_in_order(launches, needs)
-    wishes = _possible(needs, _wishes(launches, writers, root))
-    return [launches[place] for place in _sort_places(needs, wishes)]
+    return writers
+
+
+def launches_before(launches: Sequence[Launch], root: Root) -> list[set[int]]:
+    """For each launch the places of those that write what it reads or goes on with."""
+    writers = _writers(launches, root)
+    return [_needed_launches(each, place, writers, root) for place, each in enumerate(launches)]
 
 
 def _needed_launches(

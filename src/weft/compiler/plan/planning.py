@@ -30,6 +30,7 @@ from weft.compiler.pipeline import (
     last_passes,
     optimize_with_report,
 )
+from weft.compiler.plan.column_sums import fuse_column_sums
 from weft.compiler.plan.control_flow import control_launch
 from weft.compiler.plan.horizontal_fusion import USUAL, schedule_launches
 from weft.compiler.plan.in_place import choose_places, donations, places, settled_outputs
@@ -45,11 +46,13 @@ from weft.compiler.plan.launch import (
     node_kernels_in_order,
     one,
 )
+from weft.compiler.plan.overlap import collectives_first, overlap_collectives
 from weft.compiler.plan.program_plan import ProgramPlan, root_of, symbols_of
 from weft.compiler.plan.row_fusion import chain_launches
 from weft.compiler.plan.stage_log import StageLog
 from weft.compiler.plan.verify import verify_plan
 from weft.compiler.targets.target import Target
+from weft.core.settings import settings
 from weft.ir.graph import Graph, GraphNode, Literal, Variable
 from weft.ir.loop_verify import verify_kernel
 from weft.runtime.memory import Lifetime, Planner
@@ -122,7 +125,7 @@ def plan_graph(
     chunk = limits.plan.step_chunk_operations if step else limits.plan.chunk_operations
     start = log.begin()
     lowered, launches = _select(graph, steps, shared, chunk)
-    launches = mark_repeated_checks(launches, graph)
+    launches = mark_repeated_checks(fuse_column_sums(launches, root, limits.plan), graph)
     log.end(LOWERING, start, len(steps), len(launches), {"kernels": len(lowered)})
     first, rest = _split_preparation(launches, graph, fixed, root)
     read_later = [value for launch in rest for value in launch.values]
@@ -237,10 +240,14 @@ def _order(
     together = [each for each in fused if each.kind is Kind.ROW_FUSION]
     log.end(ROW_FUSION, start, len(launches), len(fused), {"fused by rows": len(together)})
     start = log.begin()
-    order = schedule_launches(fused, graph, root, limits)
+    first, late = collectives_first(fused, graph, root) if settings.overlap else (fused, ())
+    order = schedule_launches(first, graph, root, limits, late)
     grouped = [each for each in order if each.kind is Kind.GROUPED]
-    log.end(SCHEDULE, start, len(fused), len(order), {"groups that run as one": len(grouped)})
-    return order
+    begun = overlap_collectives(order, graph, root, limits) if settings.overlap else order
+    done = {"groups that run as one": len(grouped), "collectives beside others": 0}
+    done["collectives beside others"] = len(begun) - len(order)
+    log.end(SCHEDULE, start, len(fused), len(begun), done)
+    return begun
 
 
 # --- memory --------------------------------------------------------------------------------------

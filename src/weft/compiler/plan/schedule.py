@@ -11,6 +11,7 @@ changed only where less memory is then live at once, and depends on nothing but 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import field
 
@@ -34,7 +35,8 @@ class Task:
 
     A value that is both read and written was begun by another task, and is changed. work: in
     chunks; joins: it may be part of an ensemble; pinned: it has an effect, or may fail, and keeps
-    its place among its like; replaces: the inputs that it may be written over, in bytes.
+    its place among its like; replaces: the inputs that it may be written over, in bytes; phase:
+    tasks of different phases do not run as one.
     """
 
     reads: tuple[Hashable, ...]
@@ -43,21 +45,36 @@ class Task:
     joins: bool = True
     pinned: bool = False
     replaces: Mapping[Hashable, int] = field(default_factory=dict)
+    phase: int = 0
 
 
-def schedule(tasks: Sequence[Task], sizes: Mapping[Hashable, int], large: float) -> list[Launch]:
+def schedule(
+    tasks: Sequence[Task],
+    sizes: Mapping[Hashable, int],
+    large: float,
+    large_update: float | None = None,
+    gathers: bool = False,
+) -> list[Launch]:
     """The launches, in order; `sizes` are the bytes of the values that are no inputs or outputs.
 
-    A task of `large` chunks or more runs alone.
+    A task of `large` chunks or more runs alone, an update of `large_update`. With `gathers`, tasks
+    that read inputs alone are brought to the start, and what only updates wait for to the end.
     """
     plain: list[Launch] = [(number,) for number in range(len(tasks))]
     allowed = peak(plain, tasks, sizes) * TOLERATED + SLACK
     updates = _updates(tasks, sizes)
-    late = set(updates)
-    body = [number for number in range(len(tasks)) if number not in late]
-    tail = _tail(updates, tasks, large)
-    for window in (WINDOW, 0):
-        head = _ensembles(body, tasks, window, large)
+    largest = large if large_update is None else large_update
+    tail = _small_as_one(updates, tasks, largest)
+    for is_gathered, window in ((gathers, WINDOW), (False, WINDOW), (False, 0)):
+        first = _preparations(tasks, updates) if is_gathered else []
+        last = _preliminaries(tasks, updates, first, large) if is_gathered else []
+        elsewhere = {*updates, *first, *last}
+        body = [number for number in range(len(tasks)) if number not in elsewhere]
+        head = [
+            *_levels(first, tasks, largest),
+            *_ensembles(body, tasks, window, large),
+            *_levels(last, tasks, large),
+        ]
         if peak([*head, *tail], tasks, sizes) <= allowed:
             return [*_reorder_launches(head, tail, tasks, sizes), *tail]
     return _reorder_launches(plain, [], tasks, sizes)
@@ -121,11 +138,66 @@ def _is_light(task: Task, sizes: Mapping[Hashable, int]) -> bool:
     return held <= 2 * sum(task.replaces.values())
 
 
-def _tail(updates: Sequence[int], tasks: Sequence[Task], large: float) -> list[Launch]:
-    """The updates: large ones alone, all others as one."""
-    alone: list[Launch] = [(number,) for number in updates if tasks[number].work >= large]
-    small = tuple(number for number in updates if tasks[number].work < large)
+def _preparations(tasks: Sequence[Task], updates: Sequence[int]) -> list[int]:
+    """Tasks that wait for nothing: they read values that no task writes, and at least one.
+
+    What they may be written over is read by nobody else: others would have to come before.
+    """
+    written = {value for task in tasks for value in task.writes}
+    readers = Counter(value for task in tasks for value in set(task.reads))
+    late = set(updates)
+    found: list[int] = []
+    for number, task in enumerate(tasks):
+        is_free = task.joins and not task.pinned and number not in late
+        is_sole = all(readers[value] == 1 for value in task.replaces)
+        if is_free and is_sole and task.reads and written.isdisjoint(task.reads):
+            found.append(number)
+    return found
+
+
+def _preliminaries(
+    tasks: Sequence[Task], updates: Sequence[int], early: Sequence[int], large: float
+) -> list[int]:
+    """Small tasks that only updates wait for, and others such: the last parts of sums, mostly.
+
+    What another task may be written over has its readers before that task, and they stay there.
+    """
+    readers: dict[Hashable, set[int]] = {}
+    for number, task in enumerate(tasks):
+        for value in task.reads:
+            readers.setdefault(value, set()).add(number)
+    late, kept = set(updates), {*updates, *early}
+    replaced = {v for number, task in enumerate(tasks) if number not in late for v in task.replaces}
+    found: list[int] = []
+    for number in reversed(range(len(tasks))):
+        task = tasks[number]
+        waiting = set[int]().union(*[readers.get(value, set()) for value in task.writes])
+        is_free = not task.pinned and not task.replaces and replaced.isdisjoint(task.reads)
+        is_last = bool(waiting) and waiting <= late
+        if number not in kept and is_free and is_last and _is_small(task, large):
+            late.add(number)
+            found.append(number)
+    return found[::-1]
+
+
+def _small_as_one(independent: Sequence[int], tasks: Sequence[Task], large: float) -> list[Launch]:
+    """Tasks that do not wait for each other: large ones alone, all others as one."""
+    alone: list[Launch] = [(number,) for number in independent if tasks[number].work >= large]
+    small = tuple(number for number in independent if tasks[number].work < large)
     return [*alone, small] if small else alone
+
+
+def _levels(order: Sequence[int], tasks: Sequence[Task], large: float) -> list[Launch]:
+    """Tasks as few ensembles, one behind the other: each as soon as those it waits for are done."""
+    level: dict[Hashable, int] = {}
+    levels: list[list[int]] = []
+    for number in order:
+        task = tasks[number]
+        place = max([level.get(value, -1) for value in task.reads], default=-1) + 1
+        level.update(dict.fromkeys(task.writes, place))
+        levels += [[] for _ in range(place + 1 - len(levels))]
+        levels[place].append(number)
+    return [launch for each in levels for launch in _small_as_one(each, tasks, large)]
 
 
 def _ensembles(
@@ -139,7 +211,9 @@ def _ensembles(
         earliest = max([place.get(value, -1) for value in task.reads], default=-1) + 1
         nearest = max(earliest, len(launches) - window)
         hosts = range(len(launches) - 1, nearest - 1, -1) if _is_small(task, large) else ()
-        host = next((p for p in hosts if _is_small(tasks[launches[p][0]], large)), len(launches))
+        firsts = ((p, tasks[launches[p][0]]) for p in hosts)
+        suitable = (p for p, t in firsts if _is_small(t, large) and t.phase == task.phase)
+        host = next(suitable, len(launches))
         if host == len(launches):
             launches.append([])
         launches[host].append(number)

@@ -366,7 +366,8 @@ class _Reports:
             return self.ensemble(launch)
         if launch.stages:
             return self.chain(launch)
-        if launch.kind is Kind.COPY or (launch.updates and launch.group is None):
+        is_update = launch.updates and launch.group is None and launch.kind is not Kind.COLLECTIVE
+        if launch.kind is Kind.COPY or is_update:
             return self.update(launch)
         nodes = self.fused_nodes(launch.group) if launch.group else self._single(launch)
         reads = {v for v in launch.values if v not in launch.writes}

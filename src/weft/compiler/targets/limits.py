@@ -84,9 +84,13 @@ class FusionLimits:
     """Rows of a chunk at least: fewer write as much as they save."""
     most_chunk_rows: int = 64
     """Rows of a chunk at most: more leave too few chunks for the threads."""
+    ragged_chunks: bool = True
+    """Whether a last chunk may be shorter: where none come out even, or a size is a symbol."""
     chunk_elements: int = 0
     """Sums that all chunks together have at least, where chunks go over two axes; 0: they go over
     the last axis alone."""
+    fewest_chunks: int = 0
+    """Chunks that there should be: chunks of 32 rows and more are cut into halves for that."""
     chunked_rows: int = 64
     """Rows from which sums over them are made in chunks."""
     chunked_columns: int = 16
@@ -150,6 +154,11 @@ class PlanLimits:
     """The same in the steps of a loop, between which threads do not go to sleep."""
     filling_chunks: float = 64.0
     """Chunks from which a launch fills all threads alone."""
+    filling_update_chunks: float | None = None
+    """The same for updates of state, and for what is brought to the start; None: no other."""
+    gathers_small_launches: bool = False
+    """Whether what reads inputs alone is brought to the start, and what only updates wait for to
+    the end, to run as one there: where a launch takes longer than its few elements."""
     row_block_bytes: int = 384 * 1024
     """Bytes of a block of rows that fused launches pass on to each other in cache."""
     row_blocks: int = 16
@@ -165,8 +174,16 @@ class PlanLimits:
     fused_launches: int = 6
     """Launches that one product is fused with, at most: each wants its rows in cache. With 0 no
     launches are fused by rows."""
+    column_sum_teams: int = 0
+    """Teams that share a chunk of rows, where a kernel over rows makes sums down their columns;
+    0: such sums are kernels of their own, whose rows come from cache."""
+    column_sum_bytes: int = 40 * 1024
+    """Bytes of such sums of all teams."""
     cache_line_bytes: int = 64
     """What values in scratch memory are aligned to."""
+    overlapped_bytes: int = 1 << 16
+    """Bytes below which a collective takes no longer than to wake the thread that would make it. It
+    begins no overlap, but may run behind others that have begun."""
 
 
 @frozen

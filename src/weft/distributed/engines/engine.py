@@ -30,6 +30,9 @@ class Engine(Communicator, Protocol):
     def barrier(self) -> None:
         """Return once all processes are here."""
 
+    def largest(self, words: Array) -> Array:
+        """The largest of all processes' words, place by place: how processes compare."""
+
     def send(self, data: Array, target: int, tag: int) -> None:
         """Send bytes to one process, and go on at once; nobody may write to them any more."""
 

@@ -161,6 +161,10 @@ class GlooEngine:
         )
         return result.astype(array.dtype, copy=False)
 
+    def largest(self, words: Array) -> Array:
+        """See `Engine`."""
+        return self.all_reduce(words, "max")
+
     def all_gather(self, array: Array) -> Array:
         """See `Communicator`."""
         result = np.empty((self._size, *array.shape), array.dtype)

@@ -88,6 +88,16 @@ class MpiEngine:
             self._call("Allreduce", self._mpi.IN_PLACE, piece, op=operation)
         return result.astype(array.dtype, copy=False)
 
+    def largest(self, words: Array) -> Array:
+        """See `Engine`: by the call that compiled programs compare by, which no other one meets."""
+        result = np.empty_like(words)
+        request = self._call("Iallreduce", words, result, op=self._mpi.MAX)
+        try:
+            request.Wait()
+        except self._mpi.Exception as error:
+            raise LostProcess(error.Get_error_string()) from error
+        return result
+
     def all_gather(self, array: Array) -> Array:
         """See `Communicator`."""
         result = np.empty((self._size, *array.shape), array.dtype)
@@ -167,6 +177,8 @@ class MpiEngine:
             group_cells.GATHER: "MPI_Allgather",
             group_cells.EXCHANGE: "MPI_Alltoall",
             group_cells.COMBINE: "MPI_Reduce_local",
+            group_cells.ISSUE: "MPI_Iallreduce",
+            group_cells.TEST: "MPI_Test",
         }
         addresses = {place: _library_function(name) for place, name in functions.items()}
         if None in addresses.values():

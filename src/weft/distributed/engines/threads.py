@@ -76,6 +76,10 @@ class ThreadEngine:
         # A compiled program brings elements without their shape.
         return reduce_arrays([other.reshape(array.shape) for other in brought], reduce)
 
+    def largest(self, words: Array) -> Array:
+        """See `Engine`."""
+        return self.all_reduce(words, "max")
+
     def all_gather(self, array: Array) -> Array:
         """See `Communicator`."""
         return np.stack(self._exchange(array.copy()))

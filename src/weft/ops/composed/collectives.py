@@ -14,9 +14,10 @@ from typing import Any
 
 from weft.core.errors import ArgumentError
 from weft.core.shapes import normalize_axis
+from weft.ir.constants import beside_operands
 from weft.ir.dispatch import apply
 from weft.ir.groups import Pairs, group_size
-from weft.ir.tensor import Tensor
+from weft.ir.tensor import Tensor, constants_on
 from weft.ops.boxes import dynamic_slice
 from weft.ops.collectives import (
     all_reduce_max,
@@ -32,6 +33,7 @@ from weft.ops.collectives import (
     split_type,
 )
 from weft.ops.operands import as_tensor
+from weft.ops.placement import default_device_here
 
 __all__ = [
     "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "broadcast", "permute",
@@ -156,7 +158,8 @@ def axis_index(mesh_axis: str = "world") -> Tensor:
     >>> wf.vmap(f, axis_name="data")(wf.ones(3)).tolist()
     [0.0, 1.0, 2.0]
     """
-    return apply(shard_index, **_own_params("axis_index", mesh_axis))
+    with constants_on(default_device_here()):
+        return apply(shard_index, **_own_params("axis_index", mesh_axis))
 
 
 def axis_size(mesh_axis: str = "world") -> int:
@@ -170,6 +173,7 @@ def axis_size(mesh_axis: str = "world") -> int:
     return group_size("axis_size", mesh_axis)
 
 
+@beside_operands
 def take_shard(x: Any, mesh_axis: str = "world", *, axis: int = 0) -> Tensor:
     """This process's part, along an axis, of a tensor that is the same on all processes.
 

@@ -32,6 +32,7 @@ from weft.core.shapes import (
 from weft.ir.constants import place_beside
 from weft.ir.dispatch import apply
 from weft.ir.parts import as_part
+from weft.ir.remembered_calls import remember_calls
 from weft.ir.tensor import Tensor, host_array, wrap
 from weft.ops import movement
 from weft.ops.composed.ingestion import ingest
@@ -90,6 +91,8 @@ def reshape(x: Operand, /, shape: Any, *, copy: bool | None = None) -> Tensor:
     >>> wf.reshape(wf.arange(6), (2, -1)).tolist()
     [[0, 1, 2], [3, 4, 5]]
     """
+    if copy is None:
+        return _reshape(x, shape)
     x = as_tensor("reshape", x)
     target = _found_shape(x, shape)
     if copy is False and not _is_view(x._value, target):
@@ -101,6 +104,13 @@ def reshape(x: Operand, /, shape: Any, *, copy: bool | None = None) -> Tensor:
             fix="leave copy out: wf.reshape(x, shape)",
         )
     return alias(reshape_known(x, target)) if copy else reshape_known(x, target)
+
+
+@remember_calls
+def _reshape(x: Operand, shape: Any) -> Tensor:
+    """`reshape`, which copies where it must."""
+    tensor = as_tensor("reshape", x)
+    return reshape_known(tensor, _found_shape(tensor, shape))
 
 
 def _is_view(value: Any, shape: Shape) -> bool:
@@ -179,6 +189,7 @@ def _is_free(entry: object) -> bool:
     return isinstance(entry, (int, np.integer)) and entry == -1
 
 
+@remember_calls
 def expand_dims(x: Operand, /, axis: Axis) -> Tensor:
     """The tensor with a new axis of size 1 at each given place of the result.
 
@@ -193,6 +204,7 @@ def expand_dims(x: Operand, /, axis: Axis) -> Tensor:
     return reshape_known(x, tuple([1 if i in axes else next(old) for i in range(x.ndim + count)]))
 
 
+@remember_calls
 def squeeze(x: Operand, /, axis: Axis | None = None) -> Tensor:
     """The tensor without the given axes, which must have size 1; without all such axes by default.
 
@@ -218,6 +230,7 @@ def squeeze(x: Operand, /, axis: Axis | None = None) -> Tensor:
     return reshape_known(x, tuple([dim for i, dim in enumerate(x.shape) if i not in axes]))
 
 
+@remember_calls
 def broadcast_to(x: Operand, /, shape: Any) -> Tensor:
     """The tensor repeated along new axes and axes of size 1 to fill a shape.
 
@@ -268,6 +281,7 @@ def transpose_known(x: Tensor, order: tuple[int, ...]) -> Tensor:
     return apply(movement.transpose, x, order=order)
 
 
+@remember_calls
 def permute_dims(x: Operand, /, axes: Sequence[int]) -> Tensor:
     """The axes in another order: axis i of the result is axis axes[i] of x.
 
@@ -293,6 +307,7 @@ def transpose(x: Operand, /, axes: Sequence[int] | None = None) -> Tensor:
     return permute_dims(x, tuple(range(x.ndim))[::-1] if axes is None else axes)
 
 
+@remember_calls
 def swapaxes(x: Operand, axis1: int, axis2: int, /) -> Tensor:
     """The tensor with two axes exchanged.
 
@@ -308,6 +323,7 @@ def swapaxes(x: Operand, axis1: int, axis2: int, /) -> Tensor:
     return transpose_known(x, tuple(order))
 
 
+@remember_calls
 def moveaxis(x: Operand, source: Axis, destination: Axis, /) -> Tensor:
     """The tensor with axes moved to new places, the order of the others kept.
 
@@ -332,6 +348,7 @@ def moveaxis(x: Operand, source: Axis, destination: Axis, /) -> Tensor:
     return transpose_known(x, tuple(order))
 
 
+@remember_calls
 def flip(x: Operand, /, *, axis: Axis | None = None) -> Tensor:
     """The elements in opposite order along the axes, by default along all.
 
@@ -343,6 +360,7 @@ def flip(x: Operand, /, *, axis: Axis | None = None) -> Tensor:
     return apply(movement.flip, x, axes=normalize_axes("flip", axis, x.ndim, {"x": x}))
 
 
+@remember_calls
 def roll(x: Operand, /, shift: Axis, *, axis: Axis | None = None) -> Tensor:
     """The elements moved along axes, those pushed out at one end coming in at the other.
 
@@ -413,6 +431,7 @@ def promoted_sequence(op: str, arrays: Any) -> tuple[Tensor, ...]:
     return promote_operands(op, arrays)
 
 
+@remember_calls
 def concat(arrays: Sequence[Operand], /, *, axis: int | None = 0) -> Tensor:
     """Tensors joined along an axis that all of them have; flattened first where axis is None.
 
@@ -429,6 +448,7 @@ def concat(arrays: Sequence[Operand], /, *, axis: int | None = 0) -> Tensor:
     return concatenated
 
 
+@remember_calls
 def stack(arrays: Sequence[Operand], /, *, axis: int = 0) -> Tensor:
     """Tensors of one shape joined along a new axis.
 
@@ -468,6 +488,7 @@ def unstack(x: Operand, /, *, axis: int = 0) -> tuple[Tensor, ...]:
     return tuple([reshape_known(cut_axis(x, place, i, i + 1), shape) for i in count])
 
 
+@remember_calls
 def tile(x: Operand, repetitions: Any, /) -> Tensor:
     """The whole tensor repeated along each axis.
 
@@ -486,6 +507,7 @@ def tile(x: Operand, repetitions: Any, /) -> Tensor:
     return reshape_known(filled, tuple([count * dim for count, dim in pairs]))
 
 
+@remember_calls
 def repeat(x: Operand, repeats: Any, /, *, axis: int | None = None) -> Tensor:
     """Each element repeated, in its place; `repeats` is one number, or one for each element.
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from weft.core.dimensions import is_zero
 from weft.core.dtypes import DEFAULT_INTEGER, DType, as_dtype, float32, float64, int64, uint64
-from weft.core.errors import ArgumentError, DTypeError, ShapeError
+from weft.core.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError, short_repr
 from weft.core.shapes import Dimension, Shape, check_shape, check_size, equal, normalize_axis
 from weft.ir import eager
 from weft.ir.batching import move_axis
@@ -58,7 +58,7 @@ from weft.ops.indexing import gather
 from weft.ops.logic import logical_and, logical_not, logical_or
 from weft.ops.movement import broadcast_to, reshape, slice_
 from weft.ops.operands import as_number, as_tensor, convert_to, scalar_tensor
-from weft.ops.placement import takes_device
+from weft.ops.placement import default_device_here, on_device, takes_device
 from weft.ops.selection import where
 from weft.ops.sorting import argsort, searchsorted
 from weft.ops.special import lgamma
@@ -98,6 +98,14 @@ def randint(
     (1, 6)
     """
     op = "random.randint"
+    if isinstance(high, (tuple, list)):
+        raise ArgumentTypeError(
+            op,
+            "both bounds come before the shape",
+            expected="randint(low, high, shape)",
+            got={"low": low, "high": high},
+            fix=f"wf.random.randint(0, {short_repr(low)}, {tuple(high)})",
+        )
     target = DEFAULT_INTEGER if dtype is None else as_dtype(dtype)
     first, last = (_integer(op, name, x) for name, x in (("low", low), ("high", high)))
     _check_integer_dtype(op, target)
@@ -288,6 +296,8 @@ def _chances(op: str, p: Any, count: Dimension) -> Tensor:
     """Checked chances, in float64."""
     given = np.asarray(p, np.float64) if isinstance(p, (list, tuple)) else p
     chances = convert_to(as_tensor(op, given, "p"), float64)
+    if not isinstance(p, Tensor):
+        chances = on_device(chances, default_device_here(), is_asked=False)
     if chances.ndim != 1 or not equal(chances.shape[0], count):
         raise ShapeError(
             op,

@@ -19,9 +19,11 @@ from weft.core.dimensions import is_zero
 from weft.core.dtypes import DType, as_dtype, bool_, float32, float64, int64, real_of, uint64
 from weft.core.errors import ArgumentError, AxisError
 from weft.core.shapes import Dimension, normalize_axes, normalize_axis, size
+from weft.ir.constants import beside_operands, place_beside
 from weft.ir.dispatch import apply
 from weft.ir.eager import unit
 from weft.ir.primitive import Primitive
+from weft.ir.remembered_calls import remember_calls
 from weft.ir.tensor import Tensor
 from weft.ops import cumulative, reduction
 from weft.ops.arithmetic import ceil, conj, floor, real, square
@@ -107,6 +109,7 @@ def _accumulator(dtype: DType, wanted: object) -> DType:
     return dtype if dtype.is_inexact else int64
 
 
+@remember_calls
 def sum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
     """The sum of the elements, all of them or along axes; the sum of no elements is 0.
 
@@ -121,6 +124,7 @@ def sum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = Fal
     return _reduce_axes(reduction.reduce_sum, wide, _axes("sum", tensor, axis), keepdims)
 
 
+@remember_calls
 def prod(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
     """The product of the elements, all of them or along axes; the product of no elements is 1.
 
@@ -150,6 +154,7 @@ def nansum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = 
 # --- extremes and truth ------------------------------------------------------------------------
 
 
+@remember_calls
 def max(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The largest element, of all or along axes; NaN if there is one among them.
 
@@ -162,6 +167,7 @@ def max(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return _extreme("max", reduction.reduce_max, x, axis, keepdims)
 
 
+@remember_calls
 def min(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The smallest element, of all or along axes; NaN if there is one among them.
 
@@ -186,6 +192,7 @@ def _truth(op: str, x: Any) -> Tensor:
     return tensor if tensor.dtype is bool_ else not_equal(tensor, 0)
 
 
+@remember_calls
 def any(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Whether any element is true, that is not 0; false for no elements.
 
@@ -197,6 +204,7 @@ def any(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return _reduce_axes(reduction.reduce_any, tensor, _axes("any", tensor, axis), keepdims)
 
 
+@remember_calls
 def all(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Whether all elements are true, that is not 0; true for no elements.
 
@@ -219,6 +227,7 @@ def _position(op: str, primitive: Primitive, x: Any, axis: int | None, keepdims:
     return reduction.keep_reduced(out, tensor, (place,)) if keepdims else out
 
 
+@remember_calls
 def argmax(x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """The position of the first largest element along an axis, or in row-major order of all.
 
@@ -229,6 +238,7 @@ def argmax(x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Ten
     return _position("argmax", reduction.argmax_, x, axis, keepdims)
 
 
+@remember_calls
 def argmin(x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """The position of the first smallest element along an axis, or in row-major order of all.
 
@@ -252,6 +262,7 @@ def _mean(x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
     return _reduce_axes(reduction.reduce_sum, x, axes, keepdims) / _count(x, axes)
 
 
+@remember_calls
 def mean(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The arithmetic mean, of all elements or along axes; NaN for no elements.
 
@@ -371,6 +382,7 @@ def _shift(x: Tensor, axes: Axes) -> Tensor:
 # --- order statistics --------------------------------------------------------------------------
 
 
+@beside_operands
 def median(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The middle element in order, or the mean of the two middle ones; NaN if there is one.
 
@@ -381,6 +393,7 @@ def median(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return _quantile("median", x, 0.5, axis, keepdims)
 
 
+@beside_operands
 def quantile(x: Any, q: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The value below which a fraction q of the elements lies, interpolated linearly.
 
@@ -397,7 +410,7 @@ def _quantile(op: str, x: Any, q: Any, axis: Axis, keepdims: bool) -> Tensor:
     tensor = _inexact_operand(op, x)
     axes = _axes(op, tensor, axis)
     reduction.refuse_empty(op, tensor.type, axes)
-    fractions = _fractions(op, q)
+    fractions = place_beside(_fractions(op, q), tensor)
     line = _line_up(tensor, axes)  # [*rest, count]
     count = line.shape[-1]
     ordered = apply(sorted_along, line, axis=line.ndim - 1, descending=False)
@@ -473,6 +486,7 @@ def _cumulate(
     return apply(pad, out, padding=padding, value=initial)
 
 
+@remember_calls
 def cumulative_sum(
     x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
 ) -> Tensor:
@@ -486,6 +500,7 @@ def cumulative_sum(
     return _cumulate("cumulative_sum", cumulative.cumulative_sum, x, axis, dtype, initial)
 
 
+@remember_calls
 def cumulative_prod(
     x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
 ) -> Tensor:

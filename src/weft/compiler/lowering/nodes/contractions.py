@@ -96,6 +96,8 @@ def _element_loops(
     x = widen_element(draft.operands[0][row[0] + column[0] + term[0]])
     y = widen_element(draft.operands[1][row[1] + column[1] + term[1]])
     total, body = _sum_over_loops(x * y, term_loops)
+    if terms.shape and not term_loops and total.dtype.is_inexact:
+        total = total + scalars.const(0, total.dtype)  # a sum of one term is no negative zero
     value = scalars.cast(total, draft.result.dtype)
     body = (*body, Store(draft.result, row[2] + column[2], value))
     in_vectors = bool(column_loops) or not term_loops

@@ -6,16 +6,39 @@ scratch memory. Gathering and scattering are native along the first axis, where 
 behind the other; a sum that is scattered is an exchange of blocks, which are added in the order of
 processes: the library's own way takes longer. Before the data, processes compare a number that
 stands for the call: where they differ, the launch fails on all of them.
+
+A launch that others need not wait for is made of two: one that leaves the call to a thread, and one
+that waits for it; see communication_thread.py and plan/overlap.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
-from weft.compiler.plan.launch import Kind, Launch, Sizes, one, substitute_all
+import numpy as np
+
+from weft.compiler.plan.launch import (
+    Kind,
+    Launch,
+    Sizes,
+    no_numbers,
+    one,
+    substitute_all,
+)
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
 from weft.compiler.targets.cpu.cache.symbols import finder
-from weft.compiler.targets.llvm.ir_builder import KERNEL, IRBuilder, module_text
+from weft.compiler.targets.cpu.communication_thread import (
+    CALL,
+    begin,
+    drain,
+    make_queue,
+    meet,
+    serve,
+    wait,
+)
+from weft.compiler.targets.llvm.ir_builder import KERNEL, NULL, IRBuilder, module_text
 from weft.core.errors import UnsupportedError
 from weft.core.shapes import size
 from weft.ir import group_cells
@@ -69,15 +92,43 @@ def collective_launches(node: GraphNode, error: Literal) -> list[Launch] | None:
         return [count, dtype.itemsize, kind, operation, digest, members]
 
     is_sum = name == "all_reduce"
-    return [
-        Launch(
-            Kind.COLLECTIVE, primitive.name, ("collective", name),
-            (operand, result, error, Literal(group_cells.cell_of(mesh_axis))), (result,),
-            numbers, one, one, checked=node,
-            report=lambda: group_cells.failure_of(mesh_axis, shown),
-            in_place=((result, operand),) if is_sum and isinstance(operand, Variable) else (),
+    whole = Launch(
+        Kind.COLLECTIVE, primitive.name, ("collective", name),
+        (operand, result, error, Literal(group_cells.cell_of(mesh_axis))), (result,),
+        numbers, one, one, checked=node,
+        report=lambda: group_cells.failure_of(mesh_axis, shown),
+        in_place=((result, operand),) if is_sum and isinstance(operand, Variable) else (),
+    )  # fmt: skip
+    return [replace(whole, halves=_halves(whole, name))]
+
+
+def _halves(whole: Launch, name: str) -> Callable[[], tuple[Launch, Launch]]:
+    """What gives the launch that leaves a collective to the thread, and the one that waits."""
+
+    def make() -> tuple[Launch, Launch]:
+        assert whole.checked is not None
+        addresses = _addresses()
+        group_cells.set_queue(
+            whole.checked.params["mesh_axis"],
+            lambda: make_queue(addresses["serve"], addresses["drain"]),
         )
-    ]  # fmt: skip
+        (operand, _, error, cell), (result,) = whole.values, whole.writes
+        call = Literal(np.zeros(len(CALL.names), np.int64))
+        begins = replace(
+            whole, name=f"{whole.name} begin", kernel=("collective", "begin"),
+            values=(*whole.values, call),
+            numbers=lambda sizes: [*whole.numbers(sizes), list(_FUNCTIONS).index(name)],
+        )  # fmt: skip
+        # A sum is made in place of its result; what others read must stay until they have.
+        read = () if name == "all_reduce" else (operand,)
+        waits = replace(
+            whole, name=f"{whole.name} wait", kernel=("collective", "wait"),
+            values=(result, error, cell, call, *read), updates=(result,), in_place=(),
+            numbers=no_numbers,
+        )  # fmt: skip
+        return begins, waits
+
+    return make
 
 
 def _native_call(node: GraphNode) -> tuple[str, int, int] | None:
@@ -101,7 +152,8 @@ class _Call:
 
     def __init__(self, name: str) -> None:
         self.out = out = IRBuilder(name, KERNEL, public=True, may_unwind=True)
-        buffers, sizes, _, _ = out.parameters
+        buffers, sizes, first, _ = out.parameters
+        self.is_beside = out.test("ne", first, 0)
         self.source, self.target, self.error, self.cell = (
             out.pointer(buffers, place) for place in range(4)
         )
@@ -129,9 +181,13 @@ class _Call:
 
     def call(self, place: int, *operands: str, freed: str | None = None) -> None:
         """Call a function of the cell; leave where it fails, having freed what was taken."""
+        code = self.out.call(self.out.pointer(self.cell, place), *operands, result="i32")
+        self._leave_after(code, freed)
+
+    def _leave_after(self, code: str, freed: str | None = None) -> None:
+        """Leave where a function has given a code, having freed what was taken."""
         out = self.out
-        code = out.call(out.pointer(self.cell, place), *operands, result="i32")
-        with out.when(out.test("ne", code, 0)):
+        with out.when(out.test("ne", code, "0")):
             if freed is not None:
                 out.free(freed)
             self.fail(out.convert("sext", code, "i64"))
@@ -147,12 +203,21 @@ class _Call:
         is_other = out.test("ne", present, self.members)
         with out.when(out.combine("and", out.test("ne", present, 0), is_other)):
             self.fail(str(group_cells.OTHER_SIZE))
-        with out.when(out.test("ne", out.number(cell, group_cells.CHECKS), 0)):
+        checks = out.test("ne", out.number(cell, group_cells.CHECKS), 0)
+        with out.when(out.combine("or", checks, self.is_beside)):
             own, both = out.room("[2 x i64]"), out.room("[2 x i64]")
             out.store(digest, own)
             out.store(out.sub(0, digest), out.at("i64", own, 1))
             integers, maximum = out.pointer(cell, _INTEGERS), out.pointer(cell, _MAXIMUM)
-            self.reduce(own, both, "i32 2", integers, maximum)
+            operands = (own, both, "i32 2", integers, maximum, self.group)
+            with out.choose(out.test("eq", out.pointer(cell, group_cells.ISSUE), NULL)) as (
+                in_one,
+                begun,
+            ):
+                with in_one:
+                    self.call(group_cells.FUNCTION, *operands)
+                with begun:
+                    self._leave_after(meet(out, cell, self.is_beside, operands))
             agreed = out.test("eq", out.number(both, 0), out.sub(0, out.number(both, 1)))
             with out.unless(agreed):
                 self.fail(str(group_cells.DIFFERENT))
@@ -209,9 +274,17 @@ _FUNCTIONS = {
 
 
 @cache
+def _addresses() -> dict[str, int]:
+    """The addresses of all functions here: collectives, their halves, and the thread's."""
+    functions = [make() for make in _FUNCTIONS.values()]
+    others = {"begin": begin(functions), "wait": wait(), "serve": serve(), "drain": drain()}
+    names = [*_FUNCTIONS, *others]
+    return text_addresses(module_text(*functions, *others.values()), names)
+
+
 def collective_address(name: str) -> int:
     """The address of a native function, which has a kernel's signature."""
-    return text_addresses(module_text(_FUNCTIONS[name]()), [name])[name]
+    return _addresses()[name]
 
 
 finder("collective", collective_address)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from ctypes import c_void_p
 from itertools import accumulate
 from typing import Any
@@ -28,6 +29,12 @@ from weft.compiler.targets.cuda.code import Code
 from weft.compiler.targets.cuda.device import Stream
 from weft.compiler.targets.cuda.emit import scratch_bytes
 from weft.compiler.targets.cuda.graphs import Graph, Span, dependencies
+from weft.compiler.targets.cuda.grouped_kernels import (
+    Group,
+    GroupedLaunch,
+    join_launches,
+    layout_in_group,
+)
 from weft.compiler.targets.cuda.launcher import (
     ENCODE,
     LAUNCH,
@@ -230,6 +237,12 @@ class Binding:
         """Addresses of cells that hold the address of a cell of faults, in the order taken."""
         self.counter_words: dict[int, int] = {}
         """By the address of a cell that holds an address among the counters: where it is there."""
+        self._groups = {
+            launch: self._begin_groups(launch)
+            for launch in plan.launches
+            if launch.kind is Kind.GROUPED
+        }
+        """Of launches that are several: those that are joined, and the others."""
         self._runs = [self._bind_outer(launch) for launch in plan.launches]
         self.merged = merge_runs(self._runs)
         """The same launches in as few calls as possible."""
@@ -327,10 +340,10 @@ class Binding:
         return run
 
     def _bind(self, launch: Launch) -> Run:
-        parts = (*launch.stages, *launch.members)
-        if parts:
-            runs = [self._bind(part) for part in parts]
-            return in_order(runs)
+        if launch.kind is Kind.GROUPED:
+            return self._bind_group(launch)
+        if launch.stages:
+            return in_order([self._bind(part) for part in launch.stages])
         if launch.nested is not None:
             return BINDERS["control"](self, launch)
         if launch.node is not None:
@@ -458,6 +471,40 @@ class Binding:
             if scratch_bytes(plan) is None:
                 table.append(self.workspace_cell(used, scratch_of_all(plan, sizes)))
             runs.append(self.kernel_run(function, blocks, plan.block, table))
+        return in_order(runs)
+
+    def _begin_groups(
+        self, launch: Launch
+    ) -> tuple[list[tuple[Group, Future[Function]]], list[Launch]]:
+        """The members of a launch as few launches, which begin to be compiled; and those alone."""
+        joined: list[GroupedLaunch] = []
+        alone: list[Launch] = []
+        numbers: dict[int, int] = {}
+        for member in launch.members:
+            kernel = member.kernel
+            plan = layout_in_group(kernel) if isinstance(kernel, Kernel) else None
+            if plan is None:
+                alone.append(member)
+                continue
+            sizes = dict(zip(plan.kernel.sizes, member.numbers(self.sizes), strict=True))
+            for size in sizes.values():
+                if size not in numbers:
+                    numbers[size] = self.number(size)
+            values = member.values[: len(plan.kernel.buffers)]
+            cells = tuple([self.cell(member, value) for value in values])
+            if plan.blocks(sizes):
+                given = tuple([numbers[size] for size in sizes.values()])
+                joined.append(GroupedLaunch(plan, cells, given, plan.blocks(sizes)))
+        groups = [(each, self.code.begin_group(each.kernel)) for each in join_launches(joined)]
+        return groups, alone
+
+    def _bind_group(self, launch: Launch) -> Run:
+        """Launches that wait for nothing of each other, as few as they can be."""
+        groups, alone = self._groups[launch]
+        runs = [self._bind(member) for member in alone]
+        for group, function in groups:
+            table = [*group.cells, *map(self.number, group.starts)]
+            runs.append(self.kernel_run(function.result(), group.blocks, group.threads, table))
         return in_order(runs)
 
     def _bind_copy(self, launch: Launch) -> Run:

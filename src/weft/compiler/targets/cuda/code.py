@@ -21,6 +21,7 @@ import llvmlite
 
 from weft.compiler.targets.cuda.device import Device, Memory, Stream
 from weft.compiler.targets.cuda.emit import emit_device_module, scratch_bytes, symbol
+from weft.compiler.targets.cuda.grouped_kernels import GroupedKernel
 from weft.compiler.targets.cuda.machine import card
 from weft.compiler.targets.cuda.modules import Function, Launch, Module, disk, machine_code
 from weft.compiler.targets.cuda.nvptx import text_to_ptx
@@ -87,11 +88,16 @@ class Code:
     """The kernels of one program on a card."""
 
     def __init__(self, kernels: Sequence[Kernel], device: Device) -> None:
+        self._device = device
         self._by_digest = {kernel.digest: _future(kernel, device) for kernel in kernels}
 
     def code_of(self, kernel: Kernel) -> KernelCode:
         """The code of a kernel of the program, once it is there."""
         return self._by_digest[kernel.digest].result()
+
+    def begin_group(self, kernel: GroupedKernel) -> Future[Function]:
+        """Start to compile launches that are one, beside the caller: their function."""
+        return _pool().submit(_compile_group, kernel, self._device)
 
 
 _known: dict[tuple[int, str], Future[KernelCode]] = {}
@@ -125,6 +131,15 @@ def _compile(kernel: Kernel, device: Device) -> KernelCode:
     functions = [module.function(symbol(part.name)) for part in parts]
     whole = Split(tuple(parts), split.between)
     return KernelCode(kernel.sizes, whole, tuple(map(schedule, parts)), tuple(functions))
+
+
+def _compile_group(kernel: GroupedKernel, device: Device) -> Function:
+    return Module(device, group_code(device, kernel)).function(kernel.name)
+
+
+def group_code(device: Device, kernel: GroupedKernel) -> bytes:
+    """The machine code of launches that are one, from disk where it was compiled before."""
+    return compiled_text(device, kernel.text())
 
 
 def load_modules(

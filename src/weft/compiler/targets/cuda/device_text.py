@@ -28,6 +28,7 @@ class TextKernel:
     text: str
     threads: int
     parameters: int  # how many: pointers, and integers of 64 bits
+    shared_bytes: int = 0  # that a launch asks for
 
 
 class DeviceBuilder(IRBuilder):
@@ -42,6 +43,8 @@ class DeviceBuilder(IRBuilder):
             f'nounwind "nvvm.maxntid"="{threads}" {{'
         )
         self._globals: list[str] = []
+        self._dynamic = 0
+        """Floats of shared memory that a launch asks for."""
         self.thread = self._special("tid")
         self.block_number = self._special("ctaid")
 
@@ -57,6 +60,15 @@ class DeviceBuilder(IRBuilder):
         )
         return self.put(f"addrspacecast ptr addrspace(3) {name} to ptr", "ptr")
 
+    def dynamic_array(self, floats: int) -> str:
+        """The address of shared memory for so many floats, of that which a launch asks for."""
+        name = f"@{self.name}_dynamic"
+        if not self._dynamic:
+            self._globals.append(f"{name} = external addrspace(3) global [0 x float], align 16")
+        start = self.put(f"addrspacecast ptr addrspace(3) {name} to ptr", "ptr")
+        place, self._dynamic = self._dynamic, self._dynamic + -(-floats // 4) * 4
+        return self.at("float", start, place)
+
     def wait(self) -> None:
         """No thread goes on before all of the block are here."""
         self.do("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
@@ -65,10 +77,13 @@ class DeviceBuilder(IRBuilder):
         """The finished kernel."""
         header = (f'target datalayout = "{LAYOUT}"', f'target triple = "{TRIPLE}"')
         parts = (*header, *self._globals, *DECLARATIONS, *sorted(self.declared), self.definition)
-        return TextKernel(self.name, "\n".join([*parts, ""]), self.threads, len(self.parameters))
+        text = "\n".join([*parts, ""])
+        return TextKernel(self.name, text, self.threads, len(self.parameters), 4 * self._dynamic)
 
 
 @cache
 def load_text_kernel(kernel: TextKernel, device: Device) -> Function:
     """The kernel's function on a card."""
-    return Module(device, compiled_text(device, kernel.text)).function(kernel.name)
+    return Module(device, compiled_text(device, kernel.text)).function(
+        kernel.name, kernel.shared_bytes
+    )

@@ -20,9 +20,10 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from weft.compiler.targets.cuda.library import definitions
-from weft.compiler.targets.cuda.machine import card
-from weft.compiler.targets.cuda.schedule import Schedule, buffers_read, schedule, steps_of
-from weft.compiler.targets.cuda.teams import DECLARATIONS, Team
+from weft.compiler.targets.cuda.machine import WARP, card
+from weft.compiler.targets.cuda.memory_accesses import buffers_read
+from weft.compiler.targets.cuda.schedule import Schedule, schedule, steps_of
+from weft.compiler.targets.cuda.teams import DECLARATIONS, ColumnTeam, Team
 from weft.compiler.targets.cuda.values import NOWHERE_BYTES, DeviceValues
 from weft.compiler.targets.llvm.emit import Emitter
 from weft.compiler.targets.llvm.instructions import constants
@@ -49,6 +50,8 @@ LOCAL_BYTES = 16 * 1024
 """Scratch memory of one thread up to this size is its local memory."""
 SHARED_BYTES = 40 * 1024
 """Scratch memory of the teams of a block up to this size is shared memory."""
+CHUNKS_AT_ONCE = 4
+"""Blocks with sums down columns that a multiprocessor runs at once: registers are shared so."""
 _UNROLLED = 4
 """Steps of a loop over a long row that are written out, so that their loads overlap."""
 
@@ -61,6 +64,11 @@ def emit_device_module(kernels: Sequence[Kernel], machine: Machine | None = None
     target = machine or card()
     emitters = [DeviceEmitter(schedule(kernel), target) for kernel in kernels]
     text = [line for each in emitters for line in each.run()]
+    return device_module(emitters, text, target)
+
+
+def device_module(emitters: Sequence[DeviceEmitter], text: Sequence[str], target: Machine) -> str:
+    """The text of a module with functions that emitters have written."""
     functions = [each.values.function for each in emitters]
     tables = {name: table for each in functions for name, table in each.tables.items()}
     called = {name for each in functions for name, _, _ in each.externals}
@@ -81,47 +89,73 @@ def symbol(kernel_name: str) -> str:
 
 
 class DeviceEmitter(Emitter):
-    """Writes the statements of one kernel for the threads of a card."""
+    """Writes the statements of one kernel for the threads of a card.
+
+    A kernel that is a part of a function has names of its own there, behind a prefix.
+    """
 
     values: DeviceValues
 
-    def __init__(self, plan: Schedule, machine: Machine) -> None:
+    def __init__(
+        self, plan: Schedule, machine: Machine, function: Function | None = None, prefix: str = ""
+    ) -> None:
         super().__init__(plan.kernel, machine)
-        self.plan = plan
+        self.plan, self.prefix = plan, prefix
         self.name = symbol(plan.kernel.name)
-        self.values = DeviceValues(machine, Function())
+        self.values = DeviceValues(machine, function or Function())
+        self.exit = self.values.lines.fresh("exit")
         self.values.registers = frozenset(plan.registers)
         self.globals: list[str] = []
-        self.team = Team(self.values, plan.team, self.name)
+        self.team = (ColumnTeam if plan.is_across else Team)(self.values, plan.team, self.name)
         self.entry = ["  %nowhere = addrspacecast ptr addrspace(1) @nowhere to ptr"]
         self.entry.append("  %zeros = getelementptr i8, ptr %nowhere, i64 0")
 
     def run(self) -> list[str]:
         """The lines of the function."""
-        self._prologue()
+        body = self.run_block("call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()")
+        given = ", ".join(self.parameters())
+        block = f'"nvvm.maxntid"="{self.plan.block}"'
+        if self.plan.closing:
+            block += f' "nvvm.minctasm"="{CHUNKS_AT_ONCE}"'
+        return [
+            f"define ptx_kernel void @{self.name}({given}) nounwind {block} {{",
+            "entry:", *self.entry, *body, "  ret void", "}",
+        ]  # fmt: skip
+
+    def run_block(self, block: str) -> list[str]:
+        """The lines for the threads of a block, whose number an instruction gives."""
+        self._prologue(block)
         self._arguments()
         self._indices()
         body = self.values.leave()
-        given = ", ".join(self._parameters())
-        block = f'"nvvm.maxntid"="{self.plan.block}"'
         self.globals += self.team.globals()
-        return [
-            f"define ptx_kernel void @{self.name}({given}) nounwind {block} {{",
-            "entry:", *self.entry, *body, "  br label %exit", "exit:", "  ret void", "}",
-        ]  # fmt: skip
+        return [*body, f"  br label %{self.exit}", f"{self.exit}:", *self._closing(block)]
 
-    def _parameters(self) -> list[str]:
-        buffers = [f"ptr addrspace(1) %buffer{k}" for k in range(len(self.kernel.buffers))]
-        sizes = [f"i64 %size{k}" for k in range(len(self.kernel.sizes))]
+    def _closing(self, block: str) -> list[str]:
+        """The lines for what a block does when all of its teams are done."""
+        if not self.plan.closing:
+            return []
+        function, machine = self.values.function, self.values.machine
+        last = DeviceEmitter(self.plan.block_layout, machine, function, self.prefix)
+        body = last.run_block(block)
+        self.entry += last.entry[2:]
+        self.globals += [line for line in last.globals if line not in self.globals]
+        return ["  call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)", *body]
+
+    def parameters(self) -> list[str]:
+        """The types and names of what the function is given."""
+        own = f"%{self.prefix}"
+        buffers = [f"ptr addrspace(1) {own}buffer{k}" for k in range(len(self.kernel.buffers))]
+        sizes = [f"i64 {own}size{k}" for k in range(len(self.kernel.sizes))]
         more = ["ptr addrspace(1) %scratch"] if scratch_bytes(self.plan) is None else []
         return [*buffers, *sizes, *more]
 
     def _arguments(self) -> None:
         lines = self.values.lines
         for position, name in enumerate(self.kernel.sizes):
-            self.values.define(size(name), (f"%size{position}",))
+            self.values.define(size(name), (f"%{self.prefix}size{position}",))
         for position, buffer in enumerate(self.kernel.buffers):
-            place = f"addrspacecast ptr addrspace(1) %buffer{position} to ptr"
+            place = f"addrspacecast ptr addrspace(1) %{self.prefix}buffer{position} to ptr"
             self.values.pointers[buffer] = lines.put(place)
         for scratch in self.kernel.scratch:
             if scratch.buffer not in self.values.registers:
@@ -129,15 +163,19 @@ class DeviceEmitter(Emitter):
 
     # --- a thread's place ------------------------------------------------------------------------
 
-    def _prologue(self) -> None:
+    def _prologue(self, block_number: str) -> None:
         """Which thread this is: its number in the grid, that of its team, and its lane there."""
         lines = self.values.lines
         thread = lines.put("call i32 @llvm.nvvm.read.ptx.sreg.tid.x()")
-        block = lines.put("call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()")
+        block = lines.put(block_number)
         wide = [lines.put(f"zext i32 {each} to i64") for each in (block, thread)]
         start = lines.put(f"mul i64 {wide[0]}, {self.plan.block}")
         self.number = lines.put(f"add i64 {start}, {wide[1]}")
-        if self.plan.team > 1:
+        if self.plan.is_across:
+            self.team.enter(thread)
+            first = lines.put(f"mul i64 {wide[0]}, {WARP}")
+            self.number = lines.put(f"add i64 {first}, {self.team.number}")
+        elif self.plan.team > 1:
             self.number = lines.put(f"lshr i64 {self.number}, {self.plan.team.bit_length() - 1}")
             self.team.enter(thread)
 
@@ -152,7 +190,7 @@ class DeviceEmitter(Emitter):
         for extent in extents[1:]:
             total = lines.put(f"mul i64 {total}, {extent}")
         inside, run = lines.put(f"icmp slt i64 {self.number}, {total}"), lines.fresh("run")
-        lines.do(f"br i1 {inside}, label %{run}, label %exit")
+        lines.do(f"br i1 {inside}, label %{run}, label %{self.exit}")
         lines.label(run)
         names = self._parts(self.number, extents)
         outer = self.plan.grid if vector is None else self.plan.grid[:-1]
@@ -200,21 +238,20 @@ class DeviceEmitter(Emitter):
             return
         end = lines.put(f"add i64 {base}, {width}")
         whole = lines.put(f"icmp sle i64 {end}, {stop}")
-        vector, rest, after = (lines.fresh(stem) for stem in ("vector", "rest", "after"))
-        lines.do(f"br i1 {whole}, label %{vector}, label %{rest}")
-        lines.label(vector)
+        # both bodies are written before the branch: what depends on no element stands above it
         self.values.enter(writes)
         with self.values.step(loop.index, base, width, "", writes):
             self.body(loop.body)
-        text = self.values.leave()
-        lines.text += text
-        lines.do(f"br label %{after}")
-        lines.label(rest)
+        vector_text = self.values.leave()
         self.values.enter(writes)
         self.loop(base, stop, 1, writes, self._scalar_body(loop), [], runs=True)
-        text = self.values.leave()
-        lines.text += text
-        lines.do(f"br label %{after}")
+        rest_text = self.values.leave()
+        vector, rest, after = (lines.fresh(stem) for stem in ("vector", "rest", "after"))
+        lines.do(f"br i1 {whole}, label %{vector}, label %{rest}")
+        for label, text in ((vector, vector_text), (rest, rest_text)):
+            lines.label(label)
+            lines.text += text
+            lines.do(f"br label %{after}")
         lines.label(after)
 
     def _body_with_late_stores(self, loop: For) -> None:
@@ -242,11 +279,14 @@ class DeviceEmitter(Emitter):
         count = int(scratch.count.detail)
         if plan.team == 1:
             return self.local(f"[{max(1, count)} x i{8 * width}]")
-        teams = plan.block // plan.team
+        is_shared = scratch.buffer in plan.shared_buffers
+        teams = 1 if is_shared else plan.block // plan.team
         bytes_each = -(-max(1, count) * width // 16) * 16
         kind = f"[{teams * bytes_each} x i8]"
         self.globals.append(f'@"{name}" = internal addrspace(3) global {kind} poison, align 16')
         start = lines.put(f'addrspacecast ptr addrspace(3) @"{name}" to ptr')
+        if is_shared:
+            return start
         place = lines.put(f"mul i64 {self.team.number}, {bytes_each}")
         return lines.put(f"getelementptr i8, ptr {start}, i64 {place}")
 
@@ -429,10 +469,12 @@ def scratch_bytes(plan: Schedule) -> int | None:
     held = [s for s in plan.kernel.scratch if s.buffer not in plan.registers]
     if any(s.count.op != "const" for s in held):
         return None
-    total = sum(int(s.count.detail) * s.buffer.dtype.itemsize + 16 for s in held)
+    sizes = {s.buffer: int(s.count.detail) * s.buffer.dtype.itemsize + 16 for s in held}
+    total = sum(sizes.values())
     if plan.team == 1:
         return total if total <= LOCAL_BYTES else None
-    total *= plan.block // plan.team
+    once = sum(sizes.get(buffer, 0) for buffer in plan.shared_buffers)
+    total = once + (total - once) * (plan.block // plan.team)
     return total if total <= SHARED_BYTES else None
 
 

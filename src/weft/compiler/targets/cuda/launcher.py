@@ -18,6 +18,7 @@ import numpy as np
 
 from weft.compiler.targets.cuda.device import CAPTURED, Stream
 from weft.compiler.targets.cuda.modules import KernelNodeParameters
+from weft.compiler.targets.llvm.ir_builder import NULL, IRBuilder, Operand, Struct, module_text
 
 Array = np.ndarray[Any, Any]
 Record = tuple[int, ...]
@@ -26,9 +27,11 @@ SET, LAUNCH, COPY, FILL, ENCODE, ENCODE_WINDOWS, CHECK = range(7)
 """The kinds of records; see the functions below, which make them."""
 WORDS = 8
 """How many words a record has."""
-_HEAD = 6
+_TABLE_HEAD = Struct("ptr functions, ptr stream, i64 count, i64 failed, ptr words, ptr captured")
+_HEAD = len(_TABLE_HEAD.names)
 """Words before the records: the functions, the stream, how many there are, which one failed, where
 the words of a run are written, and where it is said whether a stream is being captured."""
+_NAME = "cuda_run"
 CALLED = (
     "cuLaunchKernel",
     "cuMemcpyDtoDAsync_v2",
@@ -91,211 +94,158 @@ def check_fault(cell: int) -> Record:
     return CHECK, cell
 
 
-_TEXT = """
-define i32 @weft_cuda_run(ptr %table) {
-entry:
-  %functions = load ptr, ptr %table
-  %stream.at = getelementptr i64, ptr %table, i64 1
-  %stream = load ptr, ptr %stream.at
-  %count.at = getelementptr i64, ptr %table, i64 2
-  %count = load i64, ptr %count.at
-  %failed.at = getelementptr i64, ptr %table, i64 3
-  %records = getelementptr i64, ptr %table, i64 6
-  br label %head
-
-head:
-  %n = phi i64 [0, %entry], [%next, %after]
-  %going = icmp ult i64 %n, %count
-  br i1 %going, label %body, label %success
-
-body:
-  %word = mul i64 %n, 8
-  %record = getelementptr i64, ptr %records, i64 %word
-  %kind = load i64, ptr %record
-  %a.at = getelementptr i64, ptr %record, i64 1
-  %a = load i64, ptr %a.at
-  %b.at = getelementptr i64, ptr %record, i64 2
-  %b = load i64, ptr %b.at
-  %c.at = getelementptr i64, ptr %record, i64 3
-  %c = load i64, ptr %c.at
-  %a.ptr = inttoptr i64 %a to ptr
-  %b.ptr = inttoptr i64 %b to ptr
-  %c.ptr = inttoptr i64 %c to ptr
-  switch i64 %kind, label %check [i64 0, label %set i64 1, label %launch i64 2, label %copy
-                                  i64 3, label %fill i64 4, label %encode
-                                  i64 5, label %windows]
-
-set:
-  %source = load i64, ptr %b.ptr
-  %sum = add i64 %source, %c
-  store i64 %sum, ptr %a.ptr
-  br label %after
-
-launch:
-  %blocks = trunc i64 %b to i32
-  %threads = trunc i64 %c to i32
-  %d.at = getelementptr i64, ptr %record, i64 4
-  %d = load i64, ptr %d.at
-  %shared = trunc i64 %d to i32
-  %parameters.at = getelementptr i64, ptr %record, i64 5
-  %parameters = load ptr, ptr %parameters.at
-  %launch.function = load ptr, ptr %functions
-  %launch.code = call i32 %launch.function(ptr %a.ptr, i32 %blocks, i32 1, i32 1, i32 %threads,
-      i32 1, i32 1, i32 %shared, ptr %stream, ptr %parameters, ptr null)
-  br label %judge
-
-copy:
-  %copy.to = load i64, ptr %a.ptr
-  %copy.from = load i64, ptr %b.ptr
-  %there = icmp eq i64 %copy.to, %copy.from
-  br i1 %there, label %after, label %copy.call
-
-copy.call:
-  %copy.at = getelementptr ptr, ptr %functions, i64 1
-  %copy.function = load ptr, ptr %copy.at
-  %copy.code = call i32 %copy.function(i64 %copy.to, i64 %copy.from, i64 %c, ptr %stream)
-  br label %judge
-
-fill:
-  %fill.to = load i64, ptr %a.ptr
-  %byte = trunc i64 %b to i8
-  %fill.at = getelementptr ptr, ptr %functions, i64 2
-  %fill.function = load ptr, ptr %fill.at
-  %fill.code = call i32 %fill.function(i64 %fill.to, i8 zeroext %byte, i64 %c, ptr %stream)
-  br label %judge
-
-encode:
-  %address = load i64, ptr %a.ptr
-  %encoded = load i64, ptr %b.ptr
-  %same = icmp eq i64 %address, %encoded
-  br i1 %same, label %after, label %encode.call
-
-encode.call:
-  %encode.at = getelementptr ptr, ptr %functions, i64 3
-  %encode.function = load ptr, ptr %encode.at
-<arguments>
-  %encode.code = call i32 %encode.function(ptr %p0, i32 %n1, i32 %n2, i64 %address, ptr %p3,
-      ptr %p4, ptr %p5, ptr %p6, i32 %n7, i32 %n8, i32 %n9, i32 %n10)
-  %encode.failed = icmp ne i32 %encode.code, 0
-  br i1 %encode.failed, label %judge, label %encode.keep
-
-encode.keep:
-  store i64 %address, ptr %b.ptr
-  br label %after
-
-windows:
-  %windows.address = load i64, ptr %a.ptr
-  %windows.encoded = load i64, ptr %b.ptr
-  %windows.same = icmp eq i64 %windows.address, %windows.encoded
-  br i1 %windows.same, label %after, label %windows.call
-
-windows.call:
-  %windows.at = getelementptr ptr, ptr %functions, i64 4
-  %windows.function = load ptr, ptr %windows.at
-<window arguments>
-  %windows.code = call i32 %windows.function(ptr %xp0, i32 %xn1, i32 %xn2, i64 %windows.address,
-      ptr %xp3, ptr %xp4, ptr %xp5, ptr %xp6, i32 %xn7, i32 %xn8, ptr %xp9, i32 %xn10, i32 %xn11,
-      i32 %xn12, i32 %xn13)
-  %windows.failed = icmp ne i32 %windows.code, 0
-  br i1 %windows.failed, label %judge, label %windows.keep
-
-windows.keep:
-  store i64 %windows.address, ptr %b.ptr
-  br label %after
-
-check:
-  %fault = load i32, ptr %a.ptr
-  %fine = icmp eq i32 %fault, 0
-  br i1 %fine, label %after, label %failure
-
-judge:
-  %code = phi i32 [%launch.code, %launch], [%copy.code, %copy.call], [%fill.code, %fill],
-                  [%encode.code, %encode.call], [%windows.code, %windows.call]
-  %bad = icmp ne i32 %code, 0
-  br i1 %bad, label %failure, label %after
-
-after:
-  %next = add i64 %n, 1
-  br label %head
-
-failure:
-  %result = phi i32 [-1, %check], [%code, %judge]
-  store i64 %n, ptr %failed.at
-  ret i32 %result
-
-success:
-  ret i32 0
-}
-"""
+# --- the native function -------------------------------------------------------------------------
 
 
-def _module_text() -> str:
-    """The native function, with the loads of a tensor map's arguments written out."""
-    text = _TEXT.replace("<arguments>", _argument_loads("", 11, {0, 3, 4, 5, 6}))
-    text = text.replace("<window arguments>", _argument_loads("x", 14, {0, 3, 4, 5, 6, 9}))
-    return text + "".join(map(_word_call_text, range(1, MOST_WORDS + 1)))
+class _NativeRecord:
+    """Writes what is done for the record at hand, and has the driver's result in `code`."""
+
+    def __init__(self, out: IRBuilder, functions: str, stream: str, record: str) -> None:
+        self.out, self.functions, self.stream, self.record = out, functions, stream, record
+        self.code = out.variable(0, "i32")
+
+    def write(self) -> None:
+        """What each kind of records does; the most frequent ones are asked for first."""
+        actions = {
+            LAUNCH: self._launch, SET: self._set, ENCODE: self._encode,
+            ENCODE_WINDOWS: self._encode_windows, COPY: self._copy, FILL: self._fill,
+            CHECK: self._check,
+        }  # fmt: skip
+        self._choose_action(self.out.number(self.record, 0), list(actions.items()))
+
+    def _choose_action(self, kind: str, actions: list[tuple[int, Callable[[], None]]]) -> None:
+        (number, write), *others = actions
+        if not others:
+            write()
+            return
+        with self.out.choose(self.out.test("eq", kind, number)) as (is_that, is_another):
+            with is_that:
+                write()
+            with is_another:
+                self._choose_action(kind, others)
+
+    def _call(self, record_kind: int, *operands: Operand) -> None:
+        """Call the function of the driver for a kind of records."""
+        function = self.out.pointer(self.functions, record_kind - LAUNCH)
+        self.code.value = self.out.call(function, *operands, result="i32")
+
+    def _word(self, place: int, kind: str = "i64") -> str:
+        """A word of the record, cut to a narrower type."""
+        word = self.out.number(self.record, place)
+        return word if kind == "i64" else self.out.convert("trunc", word, kind)
+
+    def _cell(self, place: int) -> str:
+        """The address of a cell that the record names."""
+        return self.out.pointer(self.record, place)
+
+    def _content(self, place: int) -> str:
+        """What a cell holds that the record names."""
+        return self.out.load("i64", self._cell(place))
+
+    def _set(self) -> None:
+        self.out.store(self.out.add(self._content(2), self._word(3)), self._cell(1))
+
+    def _launch(self) -> None:
+        blocks, threads, shared = (self._word(place, "i32") for place in (2, 3, 4))
+        function, parameters, one = self._cell(1), self._cell(5), "i32 1"
+        self._call(
+            LAUNCH, function, blocks, one, one, threads, one, one, shared, self.stream,
+            parameters, NULL,
+        )  # fmt: skip
+
+    def _copy(self) -> None:
+        target, source = self._content(1), self._content(2)
+        with self.out.when(self.out.test("ne", target, source)):
+            self._call(COPY, target, source, self._word(3), self.stream)
+
+    def _fill(self) -> None:
+        byte = self._word(2, "i8")
+        self._call(FILL, self._content(1), f"i8 zeroext {byte}", self._word(3), self.stream)
+
+    def _encode(self) -> None:
+        self._encode_with(ENCODE, 11, {0, 3, 4, 5, 6})
+
+    def _encode_windows(self) -> None:
+        self._encode_with(ENCODE_WINDOWS, 14, {0, 3, 4, 5, 6, 9})
+
+    def _encode_with(self, record_kind: int, count: int, pointers: set[int]) -> None:
+        """Encode a map where its address is another one; some of its arguments are pointers."""
+        out, address = self.out, self._content(1)
+        with out.when(out.test("ne", address, self._content(2))):
+            table = self._cell(3)
+            arguments = [
+                out.pointer(table, place)
+                if place in pointers
+                else out.convert("trunc", out.number(table, place), "i32")
+                for place in range(count)
+            ]
+            # the driver's order: the map, its dtype and rank, then the address, then the rest
+            self._call(record_kind, *arguments[:3], address, *arguments[3:])
+            with out.when(out.test("eq", self.code.value, 0)):
+                out.store(address, self._cell(2))
+
+    def _check(self) -> None:
+        is_fault = self.out.test("ne", self.out.load("i32", self._cell(1)), 0)
+        self.code.value = self.out.convert("sext", is_fault, "i32")  # a bit is -1, as FAULT is
 
 
-def _word_call_text(count: int) -> str:
-    """The native function that first writes so many words of a run, unless a stream is captured.
+def _run_table() -> IRBuilder:
+    """Work through the records until one fails: its result, with its number in the head."""
+    out = IRBuilder(_NAME, ("ptr %table",), public=True, result="i32", may_unwind=True)
+    head = out.record(_TABLE_HEAD, "%table")
+    functions, stream, count = head.all("functions", "stream", "count")
+    records = out.at("i64", "%table", _HEAD)
+    with out.loop(0, count) as place:
+        record = _NativeRecord(
+            out, functions, stream, out.at("i64", records, out.mul(place, WORDS))
+        )
+        record.write()
+        code = record.code.value
+        with out.when(out.test("ne", code, 0)):
+            head["failed"] = place
+            out.give(code)
+    out.give(0)
+    return out
+
+
+def _run_words(run_table: IRBuilder, count: int) -> IRBuilder:
+    """Write so many words of a run, and work through the records, unless a stream is captured.
 
     Python's lock is held all the while, so that no other thread writes in between.
     """
-    given = ", ".join(f"i64 %w{k}" for k in range(count))
-    stores = [
-        f"  %p{k} = getelementptr i64, ptr %words, i64 {k}\n  store i64 %w{k}, ptr %p{k}"
-        for k in range(count)
-    ]
-    return f"""
-define i32 @weft_cuda_run_{count}(ptr %table, {given}) {{
-entry:
-  %captured.at = getelementptr i64, ptr %table, i64 5
-  %captured.ptr = load ptr, ptr %captured.at
-  %captured = load i32, ptr %captured.ptr
-  %busy = icmp ne i32 %captured, 0
-  br i1 %busy, label %leave, label %write
-leave:
-  ret i32 {BUSY}
-write:
-  %words.at = getelementptr i64, ptr %table, i64 4
-  %words = load ptr, ptr %words.at
-{chr(10).join(stores)}
-  %code = call i32 @weft_cuda_run(ptr %table)
-  ret i32 %code
-}}
-"""
-
-
-def _argument_loads(prefix: str, count: int, pointers: set[int]) -> str:
-    """Loads of so many arguments, some of which are pointers; names begin with a prefix."""
-    lines = []
-    for place in range(count):
-        lines.append(f"  %{prefix}q{place} = getelementptr i64, ptr %c.ptr, i64 {place}")
-        kind, name = ("ptr", "p") if place in pointers else ("i64", "w")
-        lines.append(f"  %{prefix}{name}{place} = load {kind}, ptr %{prefix}q{place}")
-        if name == "w":
-            lines.append(f"  %{prefix}n{place} = trunc i64 %{prefix}w{place} to i32")
-    return "\n".join(lines)
+    parameters = "ptr %table", *[f"i64 %word{place}" for place in range(count)]
+    name = f"{_NAME}_{count}"
+    out = IRBuilder(name, parameters, public=True, result="i32", may_unwind=True)
+    table, *given = out.parameters
+    captured, words = out.record(_TABLE_HEAD, table).all("captured", "words")
+    with out.when(out.test("ne", out.load("i32", captured), 0)):
+        out.give(BUSY)
+    for place, word in enumerate(given):
+        out.store(word, out.at("i64", words, place))
+    out.give(out.call(run_table, table, result="i32"))
+    return out
 
 
 @cache
-def _native_functions() -> tuple[dict[str, int], Any]:
-    """The addresses of the native functions, and what keeps them there."""
+def _native_functions() -> tuple[list[int], Any]:
+    """The addresses of what works through a table, given so many words; and what keeps them."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    names = ["weft_cuda_run", *[f"weft_cuda_run_{n}" for n in range(1, MOST_WORDS + 1)]]
-    builder = llvm.JITLibraryBuilder().add_ir(_module_text())
-    for name in names:
-        builder.export_symbol(name)
+    run_table = _run_table()
+    functions = [run_table, *[_run_words(run_table, n) for n in range(1, MOST_WORDS + 1)]]
+    symbols = [f"weft.{_NAME}", *[f"weft.{_NAME}_{n}" for n in range(1, MOST_WORDS + 1)]]
+    builder = llvm.JITLibraryBuilder().add_ir(module_text(*functions))
+    for symbol in symbols:
+        builder.export_symbol(symbol)
     compiler = llvm.create_lljit_compiler(use_jit_link=True)
     library = builder.link(compiler, "weft_cuda_launcher")
-    return {name: library[name] for name in names}, (library, compiler)
+    return [library[symbol] for symbol in symbols], (library, compiler)
 
 
 @cache
 def native_calls() -> tuple[Callable[[int], int], Callable[[int], int]]:
     """What works through a table at an address: holding Python's lock, and without it."""
-    address = _native_functions()[0]["weft_cuda_run"]
+    address = _native_functions()[0][0]
     held = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(address)
     without = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(address)
     return held, without
@@ -308,8 +258,7 @@ def word_call(count: int) -> Callable[..., int]:
     It holds Python's lock. Its result is `BUSY` where nothing was done.
     """
     kinds = [ctypes.c_void_p, *[ctypes.c_uint64] * count]
-    function = ctypes.PYFUNCTYPE(ctypes.c_int, *kinds)
-    return function(_native_functions()[0][f"weft_cuda_run_{count}"])
+    return ctypes.PYFUNCTYPE(ctypes.c_int, *kinds)(_native_functions()[0][count])
 
 
 class NativeRun:

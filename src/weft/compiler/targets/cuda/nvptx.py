@@ -39,6 +39,7 @@ def text_to_ptx(text: str, machine: Machine | None = None) -> str:
     with _lock:
         _initialize()
         module = llvm.parse_assembly(text, llvm.create_context())
+        module.verify()
         chosen = llvm.Target.from_triple(TRIPLE).create_target_machine(
             cpu=target.processor, features=target.features, opt=3, reloc="pic"
         )

@@ -21,6 +21,10 @@ from weft.compiler.plan.launch import Launch
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cuda import control
 from weft.compiler.targets.cuda.attention.binding import attention_launch, is_attention
+from weft.compiler.targets.cuda.attention.exact_binding import (
+    exact_attention_launch,
+    is_exact_attention,
+)
 from weft.compiler.targets.cuda.attention.head_views import is_viewed, view_heads, viewed_launch
 from weft.compiler.targets.cuda.capabilities import has_warp_products, has_warpgroup_products
 from weft.compiler.targets.cuda.code import begin_kernels
@@ -37,6 +41,11 @@ from weft.compiler.targets.cuda.driver import is_available
 from weft.compiler.targets.cuda.executable import CudaExecutable, watched_launches
 from weft.compiler.targets.cuda.machine import card
 from weft.compiler.targets.cuda.nvptx import kernels_to_ptx
+from weft.compiler.targets.cuda.ordered_scatters import (
+    is_ordered_scatter,
+    order_scatters,
+    ordered_scatter_launches,
+)
 from weft.compiler.targets.cuda.pooling import is_pooling_gradient, pooling_gradient_launches
 from weft.compiler.targets.cuda.products.binding import (
     arrange_products,
@@ -45,7 +54,6 @@ from weft.compiler.targets.cuda.products.binding import (
 )
 from weft.compiler.targets.cuda.products.fusing import fuse_epilogues
 from weft.compiler.targets.cuda.scans import is_running, running_launch
-from weft.compiler.targets.cuda.scatter_rows import is_row_scatter, scatter_launch
 from weft.compiler.targets.cuda.sorting import is_sorting, sort_launch
 from weft.compiler.targets.cuda.stored_programs import stored_program
 from weft.compiler.targets.cuda.wide_sums import widen_sums
@@ -75,12 +83,20 @@ CUDA_LIMITS = Limits(
         chunk_rows=64,
         fewest_chunk_rows=4,
         most_chunk_rows=128,
+        ragged_chunks=False,
         chunk_elements=1 << 18,
+        fewest_chunks=512,
         recomputed_reads=2,
         stores_narrow_floats=True,
     ),
     lowering=LoweringLimits(guards_places=True),
-    plan=PlanLimits(fused_launches=0, filling_chunks=0.0),
+    plan=PlanLimits(
+        fused_launches=0,
+        filling_chunks=64.0,
+        filling_update_chunks=float("inf"),
+        gathers_small_launches=True,
+        column_sum_teams=4,
+    ),
     rates=Rates(5e14, 3e14, 1e13, 4e12, 1e12),
 )
 """What pays on a card. Rates are those of one H200; joins are one launch; nothing is fused by rows,
@@ -89,6 +105,7 @@ as no cache lies between launches."""
 PASSES = (
     Pass("deep picks", pick_deeply, "on values as they are: no row is stored for one element"),
     Pass("wide sums", widen_sums, "on scatters that are left: 16-bit floats add up in float32"),
+    Pass("ordered scatters", order_scatters, "on wide sums: updates are sorted by their places"),
     Pass("product operands", arrange_products, "on what is left: as kernels take them"),
 )
 """What is done for every card."""
@@ -134,13 +151,16 @@ class CudaTarget:
 
     def has_attention(self, node: GraphNode) -> bool:
         """See `Target`."""
+        if is_exact_attention(node):
+            return True
         return has_warpgroup_products(self.ordinal) and is_attention(node)
 
     def takes(self, node: GraphNode) -> bool:
         """See `Target`."""
-        if is_sorting(node) or is_running(node):
+        for_all = (is_sorting, is_running, is_ordered_scatter, is_exact_attention)
+        if any(is_one(node) for is_one in for_all):
             return True
-        for_hopper = (is_attention, is_viewed, is_row_scatter, is_cross_entropy)
+        for_hopper = (is_attention, is_viewed, is_cross_entropy)
         if has_warpgroup_products(self.ordinal) and any(is_one(node) for is_one in for_hopper):
             return True
         kinds = (is_product, is_pooling_gradient, self._is_convolution)
@@ -161,8 +181,10 @@ class CudaTarget:
             return convolution_launches(node, reads_windows=has_copies, multiprocessors=count)
         if is_pooling_gradient(node):
             return pooling_gradient_launches(node)
-        if is_row_scatter(node):
-            return [scatter_launch(node, error)]
+        if is_ordered_scatter(node):
+            return ordered_scatter_launches(node, error)
+        if is_exact_attention(node):
+            return [exact_attention_launch(node)]
         if is_viewed(node):
             return [viewed_launch(node)]
         if is_cross_entropy(node):

@@ -28,7 +28,7 @@ ALL = "i32 -1"
 
 
 class Team:
-    """The threads that run an iteration together: one, a warp, or a block."""
+    """The threads that run an iteration together: one, a warp or a part of it, or a block."""
 
     def __init__(self, values: DeviceValues, size: int, name: str) -> None:
         self.values, self.size, self.name = values, size, name
@@ -76,7 +76,7 @@ class Team:
         kind = Type(update.variable.dtype, width)
         if width > 2:
             name, kind = self._in_thread(update, kind, name)
-        distance = WARP // 2
+        distance = min(WARP, self.size) // 2
         while distance:
             other = self._from_lane(kind, name, distance)
             name = self._combine(update, kind, name, other)
@@ -138,6 +138,55 @@ class Team:
             found = self._combine(update, kind, found, _shuffle(lines, kind, found, distance))
             distance //= 2
         return found
+
+
+class ColumnTeam(Team):
+    """One thread of each warp of a block, by lane: warps read neighbours, and share each column.
+
+    Partial results lie in shared memory, a row for each warp, and are combined as a tree: those of
+    warp w with those of warp w + half as many as there are, and so on.
+    """
+
+    def enter(self, thread: str) -> None:
+        """See `Team`: the lane in the team is the warp, the team's number the lane in the warp."""
+        lines = self.values.lines
+        own = lines.put(f"lshr i32 {thread}, 5")
+        self.lane = lines.put(f"zext i32 {own} to i64")
+        self.values.leader = lines.put(f"icmp eq i32 {own}, 0")
+        number = lines.put(f"and i32 {thread}, {WARP - 1}")
+        self.number = lines.put(f"zext i32 {number} to i64")
+
+    def wait(self) -> None:
+        """See `Team`: all threads of the block."""
+        self.values.lines.do("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
+
+    def globals(self) -> list[str]:
+        """See `Team`."""
+        kind = f"[{self.size * WARP} x i64]"
+        return [f'@"{self.name}.columns" = internal addrspace(3) global {kind} poison, align 16']
+
+    def combine_threads(self, update: Update, name: str, width: int) -> str:
+        """See `Team`."""
+        lines, kind = self.values.lines, Type(update.variable.dtype)
+        memory, shared = kind.memory, f'ptr addrspace(3) @"{self.name}.columns"'
+        stored = name if kind.text == memory else lines.put(f"zext {kind.text} {name} to {memory}")
+        self.wait()  # nobody reads what was there before
+        row = lines.put(f"mul i64 {self.lane}, {WARP}")
+        own = lines.put(f"add i64 {row}, {self.number}")
+        target = lines.put(f"getelementptr {memory}, {shared}, i64 {own}")
+        lines.do(f"store {memory} {stored}, ptr addrspace(3) {target}")
+        self.wait()
+        parts: list[str] = []
+        for warp in range(self.size):
+            place = lines.put(f"add i64 {self.number}, {warp * WARP}")
+            source = lines.put(f"getelementptr {memory}, {shared}, i64 {place}")
+            found = lines.put(f"load {memory}, ptr addrspace(3) {source}")
+            narrow = f"trunc {memory} {found} to {kind.text}"
+            parts.append(found if kind.text == memory else lines.put(narrow))
+        while len(parts) > 1:
+            half = len(parts) // 2
+            parts = [self._combine(update, kind, parts[k], parts[k + half]) for k in range(half)]
+        return parts[0]
 
 
 def _shuffle(lines: Lines, kind: Type, name: str, distance: int) -> str:

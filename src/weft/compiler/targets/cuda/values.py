@@ -21,7 +21,7 @@ from weft.compiler.targets.cuda.instructions import (
     shared_reciprocal,
 )
 from weft.compiler.targets.cuda.mathematics import DeviceExpander
-from weft.compiler.targets.cuda.schedule import multiple_of
+from weft.compiler.targets.cuda.memory_accesses import multiple_of
 from weft.compiler.targets.llvm.instructions import call, select
 from weft.compiler.targets.llvm.ir_builder import Function, Lines
 from weft.compiler.targets.llvm.ir_types import Type

@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import reduce
 
+from weft.compiler.targets.llvm.bell import with_bell_of_half_root, with_erfc_of_half_root
 from weft.compiler.targets.llvm.piecewise import ERF, ERFC, PLACES, TANH, Pieces
 from weft.core.dtypes import (
     DType,
@@ -415,7 +416,7 @@ LIBRARY = {
 """The instructions that the C library has functions for, and their names there."""
 
 SINGLE: dict[str, Function] = {
-    "exp": _exp,
+    "exp": with_bell_of_half_root(_exp),
     "exp2": _exp2,
     "expm1": _expm1,
     "tanh": _odd_in_pieces(TANH, 1.65, 9.05),
@@ -425,7 +426,7 @@ SINGLE: dict[str, Function] = {
     "log10": _logarithm(math.log10(2.0)),
     "power": _power,
     "erf": _odd_in_pieces(ERF, 3.8, 3.94),
-    "erfc": _erfc,
+    "erfc": with_erfc_of_half_root(_erfc),
     "sin": _circular("sin", 0),
     "cos": _circular("cos", 1),
 }

@@ -41,6 +41,7 @@ from weft.compiler.targets.cpu.runtime.driver import FIELDS, WATCHERS, Run, exec
 from weft.compiler.targets.cpu.runtime.program import Program
 from weft.core.errors import ArgumentError
 from weft.ir.graph import Literal, Variable
+from weft.ir.group_cells import without_queues
 
 __all__ = ["VARIABLE", "checked_memory", "start"]
 
@@ -91,7 +92,7 @@ class _Check:
         _verify_donations(program, run)
         ways = [Fences(NAN, at_end=True), Fences(NUMBER, at_end=False)]
         try:
-            with noted_faults():
+            with noted_faults(), without_queues():
                 return _Checked(program, run, *ways).run()
         finally:
             for fences in ways:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.graph_passes.dead_code import remove_dead_code
+from weft.compiler.graph_passes.short_operands import ShortOperands
 from weft.compiler.lowering.matrix_products import Product, form_of
 from weft.compiler.plan.launch import Kind, Launch, Sizes
 from weft.compiler.targets.cpu.products.dot_instructions import functions
@@ -35,13 +36,13 @@ from weft.compiler.targets.cpu.products.dot_packing import (
 from weft.compiler.targets.cpu.products.select import CHUNK, CHUNKS
 from weft.compiler.targets.cpu.products.tile_plans import BLOCK, DEPTH, LOW
 from weft.compiler.targets.llvm.machine import Machine
-from weft.core.dtypes import bfloat16, float16, float32, int8, int32, int64, uint8
+from weft.core.dtypes import bfloat16, float16, float32, int32, int64
 from weft.core.errors import DTypeError, Unsupported
 from weft.core.shapes import Dimension, size
 from weft.core.types import TensorType
-from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
+from weft.ir.graph import Atom, Graph, GraphNode, Variable
 from weft.ir.primitive import Primitive, Sample
-from weft.ir.walking import Tally, keeps_elements
+from weft.ir.walking import Tally
 from weft.ops.contraction import Axes, dot, free_axes
 from weft.ops.conversion import convert
 
@@ -112,14 +113,14 @@ def shorten_products(graph: Graph, tally: Tally, machine: Machine) -> Graph:
     return remove_dead_code(made, None)  # conversions that no product reads any more
 
 
-class _Site:
+class _Site(ShortOperands):
     """A node that may be a product of short elements."""
 
     def __init__(
         self, node: GraphNode, producer: Mapping[Variable, GraphNode], machine: Machine
     ) -> None:
-        self.node, self.producer, self.machine = node, producer, machine
-        self.before: list[GraphNode] = []
+        super().__init__(producer)
+        self.node, self.machine = node, machine
 
     def nodes(self) -> list[GraphNode]:
         """The node, or the nodes that make the same."""
@@ -168,39 +169,6 @@ class _Site:
         left = self.node.operands[0].type.shape
         terms = size(left[axis] for axis in self.node.params["contract"][0])
         return words.total is int32 and isinstance(terms, int) and terms <= MOST
-
-    def short_operand(self, atom: Atom) -> Atom | None:
-        """An operand before it was converted; None if it was no short one."""
-        dtype = atom.type.dtype
-        if dtype in (bfloat16, float16, int8):
-            return atom
-        if dtype not in (int32, int64):
-            return None
-        if isinstance(atom, Literal):
-            return _narrow_literal(atom)
-        node = self.producer.get(atom)
-        if node is None:
-            return None
-        if node.primitive is convert:
-            source = node.operands[0]
-            return source if source.type.dtype in (int8, uint8) else None
-        if not keeps_elements(node):  # which may as well be moved before they are converted
-            return None
-        before = self.short_operand(node.operands[0])
-        return None if before is None else self.move_operand(before, node)
-
-    def move_operand(self, source: Atom, node: GraphNode) -> Variable:
-        """What a movement makes of an operand before it was converted."""
-        result = Variable(replace(node.results[0].type, dtype=source.type.dtype))
-        self.before.append(replace(node, operands=(source,), results=(result,)))
-        return result
-
-
-def _narrow_literal(atom: Literal) -> Literal | None:
-    """A constant of integers in 8 bits, if they fit."""
-    value = np.asarray(atom.value)
-    narrow = value.astype(np.int8)
-    return Literal(narrow) if np.array_equal(narrow, value) else None
 
 
 def words_for(left: Atom, right: Atom, machine: Machine) -> Words | None:

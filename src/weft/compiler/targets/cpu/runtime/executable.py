@@ -39,6 +39,7 @@ from weft.compiler.targets.target import Donation, Reuse
 from weft.core.forks import in_child
 from weft.core.sharing import notify_change
 from weft.ir.graph import Graph, Variable
+from weft.ir.group_cells import leave_sums
 from weft.ir.groups import stands_for_process
 from weft.ir.walking import has_collectives
 from weft.runtime.arena import Arena, Block
@@ -150,6 +151,8 @@ class CpuExecutable(ABC):
                 return self._run_written(arrays, written, [] if finished is None else finished)
             except BaseException:
                 self._forget()  # what was to be prepared may be half-made
+                if self._meets_others:
+                    leave_sums()  # they write to the memory of this run
                 raise
             finally:
                 if self._shares and self._block is not None:

@@ -35,14 +35,19 @@ from weft.compiler.targets.cuda.products.fused import (
     describe_fused,
     is_fused,
 )
+from weft.compiler.targets.cuda.products.integers import (
+    integer_form,
+    is_integer_product,
+    shorten_products,
+)
+from weft.compiler.targets.cuda.products.orders import with_rows_inside
 from weft.core.dtypes import float32
 from weft.core.errors import ArgumentError
 from weft.core.settings import settings
 from weft.core.shapes import size
-from weft.ir.graph import Atom, Graph, GraphNode, Variable
+from weft.ir.graph import Graph, GraphNode, Variable
 from weft.ir.walking import Tally
 from weft.ops.contraction import dot
-from weft.ops.movement import transpose
 
 __all__ = [
     "MULTIPLIED", "arrange_products", "bind_product", "chosen_kernel", "is_product",
@@ -58,10 +63,14 @@ ROW_ALIGNMENT = 16
 
 def is_product(node: GraphNode) -> bool:
     """Whether a node is a product, or one with what follows it, that has a kernel of its own."""
-    return is_fused(node) or (
-        node.primitive is dot
-        and node.operands[0].type.dtype in MULTIPLIED
-        and form_of(node) is not None
+    return (
+        is_fused(node)
+        or is_integer_product(node)
+        or (
+            node.primitive is dot
+            and node.operands[0].type.dtype in MULTIPLIED
+            and form_of(node) is not None
+        )
     )
 
 
@@ -87,36 +96,16 @@ def _is_rounded(form: Product) -> bool:
     return form.dtype is float32 and whole and is_large and _rounds_float32()
 
 
-def _with_rows_inside(node: GraphNode, form: Product) -> list[GraphNode]:
-    """A product whose operands have the summed axis last, as tensor cores read float32."""
-    nodes: list[GraphNode] = []
-    operands: list[Atom] = []
-    stack = len(node.params["batch"][0])
-    sides = zip(node.operands, node.params["contract"], form.turned, (False, True), strict=True)
-    inner: list[tuple[int, ...]] = []
-    for operand, summed, turned, wanted in sides:
-        if turned != wanted:
-            rest = tuple(a for a in range(stack, operand.type.ndim) if a not in summed)
-            order = (*range(stack), *rest, *sorted(summed))
-            kind = operand.type.with_shape(tuple(operand.type.shape[axis] for axis in order))
-            turn = Variable(kind)
-            nodes.append(GraphNode(transpose, (operand,), {"order": order}, (turn,), node.location))
-            operand, summed = turn, tuple(range(kind.ndim - len(summed), kind.ndim))
-        operands.append(operand)
-        inner.append(tuple(summed))
-    params = {"contract": tuple(inner), "batch": node.params["batch"]}
-    return [*nodes, GraphNode(dot, tuple(operands), params, node.results, node.location)]
-
-
 def arrange_products(graph: Graph, tally: Tally) -> Graph:
     """The graph with operands of products in an order that kernels take."""
+    graph = shorten_products(graph, tally)
     nodes: list[GraphNode] = []
     for node in graph.nodes:
         is_odd = node.primitive is dot and node.operands[0].type.dtype in MULTIPLIED
         form = form_of(node) if is_odd else None
         arranged = arrange_operands(node) if is_odd and form is None else [node]
         if form is not None and form.turned != (False, True) and _is_rounded(form):
-            arranged = _with_rows_inside(node, form)
+            arranged = with_rows_inside(node, form)
         if len(arranged) > 1:
             tally["transpose"] += len(arranged) - 1
         nodes += arranged
@@ -125,13 +114,17 @@ def arrange_products(graph: Graph, tally: Tally) -> Graph:
 
 def product_launch(node: GraphNode) -> Launch:
     """The launch of a product, or of one with what follows it."""
-    if is_fused(node):
+    if is_integer_product(node):
+        dtype, form = integer_form(node)
+    elif is_fused(node):
         return _fused_launch(node)
-    form = form_of(node)
-    assert form is not None
+    else:
+        found = form_of(node)
+        assert found is not None
+        dtype, form = _multiplied_as(found), found
     turns = ["t" if turned else "n" for turned in form.turned]
     return Launch(
-        Kind.PRODUCT, "dot", ("product", _multiplied_as(form), *turns),
+        Kind.PRODUCT, "dot", ("product", dtype, *turns),
         (*node.operands, *node.results), node.results, form.numbers, one, one,
     )  # fmt: skip
 

@@ -19,6 +19,7 @@ from weft.core.records import frozen
 from weft.ir.scalars import Scalar as Expression
 
 __all__ = [
+    "INTEGER_PAIRS",
     "Apply",
     "Combine",
     "Compute",
@@ -39,9 +40,20 @@ __all__ = [
 ]
 
 
+INTEGER_PAIRS = {
+    "int8": ("int8", "int8"),
+    "uint8": ("uint8", "uint8"),
+    "int8 by uint8": ("int8", "uint8"),
+    "uint8 by int8": ("uint8", "int8"),
+}
+"""The 8-bit integers that are multiplied with sums of int32: the name of a pair, and its dtypes."""
+
+
 def dtype_bytes(dtype: str) -> int:
     """How many bytes an element of an operand takes."""
-    return {"float32": 4, "tfloat32": 4, "int32": 4, "int8": 1}.get(dtype, 2)
+    if dtype in INTEGER_PAIRS:
+        return 1
+    return {"float32": 4, "tfloat32": 4, "int32": 4}.get(dtype, 2)
 
 
 @frozen(slots=False)
@@ -136,9 +148,10 @@ class ProductSpec:
     """C = A B with an epilogue; sums are of float32.
 
     `a` is stored as [m, k], or [k, m] where it is transposed; `b` as [k, n], or [n, k]. `dtype` is
-    that of both operands; `tfloat32` is float32 rounded to eleven bits. `aligned` says that each
-    row of both operands starts at a multiple of 16 bytes and is a whole number of 16 bytes long,
-    `aligned_output` that rows of the results and of the epilogue's matrices are.
+    that of both operands, or a pair of 8-bit integers; `tfloat32` is float32 rounded to eleven
+    bits. `aligned` says that each row of both operands starts at a multiple of 16 bytes and is a
+    whole number of 16 bytes long, `aligned_output` that rows of the results and of the epilogue's
+    matrices are.
     """
 
     dtype: str

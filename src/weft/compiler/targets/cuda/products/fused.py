@@ -105,6 +105,8 @@ class _Description:
         form = form_of(self.product)
         if form is None or form.dtype not in MULTIPLIED:
             raise Unsupported("the product has no kernel of its own")
+        if not all(isinstance(factor, Variable) for factor in self.product.operands):
+            raise Unsupported("a factor is a constant, which has a place in the whole plan only")
         self.form = form
         self.makers = {result: node for node in graph.nodes for result in node.results}
         self.value = self.product.results[0]

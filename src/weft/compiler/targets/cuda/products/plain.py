@@ -33,6 +33,7 @@ from weft.compiler.targets.cuda.ptx_writer import (
 __all__ = ["PLAIN_DEPTH", "plain_kernel"]
 
 _THREADS = 256
+_BLOCKS = 2  # of a multiprocessor: while one waits for its operands, the other multiplies
 PLAIN_DEPTH = 16  # of the summed axis, in one part of the operands
 _PADDING = 4  # floats behind each row, so that columns of the part lie in different banks
 
@@ -172,7 +173,13 @@ class _Writer:
     def __init__(self, spec: ProductSpec, plan: Plan) -> None:
         self.spec, self.plan = spec, plan
         self.layout = EpilogueLayout(spec, plan)
-        self.kernel = Kernel("plain_product", self._parameter_list(), _THREADS, target="sm_80")
+        blocks = _BLOCKS if self.width > 1 else 1  # more addresses leave too few registers
+        self.kernel = Kernel("plain_product", self._parameter_list(), _THREADS, blocks, "sm_80")
+
+    @property
+    def width(self) -> int:
+        """Numbers of an operand that are read at once."""
+        return 4 if dtype_bytes(self.spec.dtype) == 4 and self.spec.aligned else 1
 
     @property
     def shared_bytes(self) -> int:
@@ -219,7 +226,7 @@ class _Writer:
     def _operands(self, tile: Tile) -> tuple[_Operand, _Operand]:
         kernel, plan, spec = self.kernel, self.plan, self.spec
         shared = kernel.shared_memory()
-        width = 4 if dtype_bytes(spec.dtype) == 4 and spec.aligned else 1
+        width = self.width
         a_bytes = 2 * PLAIN_DEPTH * 4 * (plan.tile_m + _PADDING)
         a = _Operand(kernel, "a", spec.dtype, plan.tile_m, not spec.transpose_a, width, shared)
         place = shared + a_bytes

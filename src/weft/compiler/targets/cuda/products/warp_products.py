@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.compiler.targets.cuda.products.description import (
+    INTEGER_PAIRS,
     Plan,
     ProductKernel,
     ProductSpec,
@@ -44,10 +45,12 @@ _STAGES = 3
 _WARPS = {128: (2, 4), 64: (2, 4)}
 # How instructions spell operands and sums, and the shape they multiply.
 WARP_DTYPES = {
-    "bfloat16": ("m16n8k16", "bf16", "f32"),
-    "float16": ("m16n8k16", "f16", "f32"),
-    "tfloat32": ("m16n8k8", "tf32", "f32"),
-    "int8": ("m16n8k32", "s8", "s32"),
+    "bfloat16": ("m16n8k16", "bf16.bf16", "f32"),
+    "float16": ("m16n8k16", "f16.f16", "f32"),
+    "tfloat32": ("m16n8k8", "tf32.tf32", "f32"),
+} | {
+    pair: ("m16n8k32", ".".join(f"{dtype[0].replace('i', 's')}8" for dtype in dtypes), "s32")
+    for pair, dtypes in INTEGER_PAIRS.items()
 }
 
 
@@ -218,7 +221,7 @@ class _Writer:
     def _sums(self, a: _Operand, b: _Operand) -> list[list[list[Value]]]:
         """The thread's sums: by 16 rows, by 8 columns, four of each."""
         kernel, stages = self.kernel, self.plan.stages
-        kind = "b32" if self.spec.dtype == "int8" else "f32"
+        kind = "b32" if self.spec.dtype in INTEGER_PAIRS else "f32"
         sums = [
             [[kernel.variable(kind, 0, "sum") for _ in range(4)]
              for _ in range(self.warp_columns // 8)]
@@ -267,8 +270,8 @@ class _Writer:
         stage: Value,
         sums: Sequence[Sequence[Sequence[Value]]],
     ) -> None:
-        shape, operand, total = WARP_DTYPES[self.spec.dtype]
-        spelled = f"mma.sync.aligned.{shape}.row.col.{total}.{operand}.{operand}.{total}"
+        shape, pair, total = WARP_DTYPES[self.spec.dtype]
+        spelled = f"mma.sync.aligned.{shape}.row.col.{total}.{pair}.{total}"
         rows, columns = self.warp_rows // 16, self.warp_columns // 16
         left = a.fragments(self.lane, self.first_row, rows, step, stage, is_left=True)
         right = b.fragments(self.lane, self.first_column, columns, step, stage, is_left=False)
@@ -296,7 +299,7 @@ class _Writer:
             for t in (0, 1)
         ]
         floats = [
-            kernel.let("f32", "mov.b32", each) if self.spec.dtype == "int8" else each
+            kernel.let("f32", "mov.b32", each) if self.spec.dtype in INTEGER_PAIRS else each
             for each in values
         ]
         epilogue.finish(tile, [each for each in floats if isinstance(each, Value)])
