@@ -32,6 +32,7 @@ from weft.compiler.targets.cuda.bound_program import (
     Constants,
     Interface,
     OutputPlace,
+    Slow,
 )
 from weft.compiler.targets.cuda.code import load_modules
 from weft.compiler.targets.cuda.device import Device, Stream, device
@@ -394,6 +395,12 @@ class StoredExecutable:
         if finished is not None:
             finished += outputs
         return outputs
+
+    def quick_call(self, arrays: Sequence[Any]) -> Slow | None:
+        """See `CudaExecutable`."""
+        if any(type(array) is not CudaArray for array in arrays):
+            return None
+        return self._bound.quick_call(self.run)
 
     def recycle(self, array: Any) -> None:
         """See `Executable`: the stream keeps memory by size, whoever had it."""
