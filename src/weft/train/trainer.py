@@ -56,10 +56,10 @@ class Trainer:
     `checkpoint_every` so many steps (else epochs) and `keep_last`, `seed`, `device` (the model is
     moved there, and batches go where it is), `strategy` for the processes of `weft launch`:
     "data" (each takes its part of a batch), "zero1" (and of the optimiser's state), "zero2" (and
-    of the gradients), "zero3" (and of the parameters) or a `PipelineStrategy`; with `recover` the
-    others go on after the loss of a process, and `distillation` lets it learn from another model
-    (`Distillation`). A subclass may define `objective` where the loss needs
-    more than that.
+    of the gradients), "zero3" (and of the parameters), "auto" (the one of these that fits and sends
+    least) or a `PipelineStrategy`; with `recover` the others go on after the loss of a process, and
+    `distillation` lets it learn from another model (`Distillation`). A subclass may define
+    `objective` where the loss needs more than that.
 
     >>> import weft as wf
     >>> wf.random.seed(0)
@@ -98,7 +98,7 @@ class Trainer:
         self.distillation = distillation
         self.model, self.loss_function = model, as_loss(loss)
         self.optimizer = _check_optimizer(optimizer)
-        self.strategy = find_strategy(strategy)
+        self.strategy = find_strategy(strategy, optimizer, whole=recover or ema is not None)
         if device is not None:
             self._move(device)
         self.metrics: list[Metric] = as_metrics(metrics)
