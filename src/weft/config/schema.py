@@ -37,7 +37,8 @@ NEEDED: Any = ...
 USUAL_WORDS = {
     "learning_rate": "lr", "optimiser": "optimizer", "type": "kind", "name": "kind",
     "hidden_units": "hidden", "embedding_dim": "width", "num_epochs": "epochs", "buckets": "hash",
-    "vocabulary_size": "vocabulary", "sep": "delimiter", "label": "targets",
+    "vocabulary_size": "vocabulary", "sep": "delimiter", "label": "targets", "keys": "space",
+    "params": "space", "parameters": "space", "metric": "monitor", "direction": "mode",
 }  # fmt: skip
 """What others call some keys."""
 SHOWN = 10
