@@ -35,6 +35,8 @@ PEERS ?=
 # Options of `make bench` for the comparison of compiled programs, and for that of the eager mode.
 BENCH ?=
 EAGER ?=
+# The revisions of which `make docs-versions` builds the site, the one that is opened first.
+VERSIONS ?= HEAD
 # Options of `make bench-distributed`.
 DISTRIBUTED ?=
 
@@ -43,7 +45,7 @@ VENV_BENCH := .venv-bench/.complete
 VENV_DOCS := .venv-docs/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test coverage quick test-pythons test-gpu checked plain eager replay fuzz machines conformance lint bench bench-distributed bench-gpu docs dist nightly examples clean
+.PHONY: help venv demo test coverage quick test-pythons test-gpu checked plain eager replay fuzz machines conformance lint bench bench-distributed bench-gpu docs docs-versions dist nightly examples clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -125,6 +127,10 @@ docs: $(VENV_DOCS)  ## generate the generated pages, then the site in build/site
 	    echo "$$script"; .venv-docs/bin/python $$script; done
 	@.venv-docs/bin/python -m sphinx -q -W --keep-going -j $(WORKERS) -b html -c docs . build/site
 	@.venv-docs/bin/python docs/check_site.py build/site
+
+docs-versions: $(VENV_DOCS)  ## the sites of several versions side by side in build/versions: VERSIONS="v0.2.0 v0.1.0"
+	@.venv-docs/bin/python docs/build_versions.py build/versions $(VERSIONS)
+	@.venv-docs/bin/python docs/check_site.py build/versions
 
 dist:  ## the wheel and the sdist in dist/, installed into a clean environment and tried
 	@$(PYTHON) scripts/build-dist dist
