@@ -22,7 +22,7 @@ from weft.onnx.exporting.programs import OP, Program
 from weft.onnx.exporting.protos import require_onnx
 from weft.onnx.exporting.writing import Model, evaluate_size
 
-__all__ = ["Verification", "difference", "verify_file"]
+__all__ = ["Verification", "difference", "example_inputs", "verify_file"]
 
 Array = np.ndarray[Any, Any]
 TOLERANCES = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 2e-4, "float64": 1e-7}
@@ -51,14 +51,14 @@ def verify_file(
     wanted = _named_values(program, model, renamed)
     runner = _runner(path, [(name, atom.type.dtype) for name, atom, _ in wanted])
     comparison = _Comparison(program, model, wanted, tolerance)
-    tried, notes = list[dict[str, int]](), [runner.note] if runner.note else []
-    for candidates in _sizes_to_try(program):
-        sizes, feeds, refusal = _sizes_that_weft_takes(program, candidates, len(tried))
-        if refusal is None or not tried:
-            comparison.compare(feeds, runner.run(feeds), sizes)
-            tried.append(sizes)
+    attempts, notes = attempts_of(program), [runner.note] if runner.note else []
+    tried = [each.sizes for each in attempts if each.refusal is None]
+    for attempt in attempts:
+        if attempt.refusal is None:
+            comparison.compare(attempt.feeds, runner.run(attempt.feeds), attempt.sizes)
         else:
-            notes.append(f"tried at one size alone: Weft takes no other ({refusal.problem})")
+            said = attempt.refusal.problem
+            notes.append(f"tried at one size alone: Weft takes no other ({said})")
     if comparison.moved:
         notes.append(
             f"{comparison.moved} values are moved by rounding before them; each step agrees"
@@ -167,8 +167,8 @@ def _symbols(kind: wf.TensorType) -> list[str]:
     return [name for dim in kind.shape if not isinstance(dim, int) for name in dim.symbols()]
 
 
-def _sizes_to_try(program: Program) -> list[list[dict[str, int]]]:
-    """The sizes of the examples, and others, best first; one attempt where nothing varies."""
+def _sizes_to_try(program: Program) -> list[dict[str, int]]:
+    """The sizes of the examples, and others, of which one is to be tried; none if none varies."""
     symbols = sorted({name for kind in program.inputs.values() for name in _symbols(kind)})
     known: dict[str, int] = {}
     for name, kind in program.inputs.items():
@@ -184,25 +184,41 @@ def _sizes_to_try(program: Program) -> list[list[dict[str, int]]]:
     larger = {name: size + SIZE_STEP for name, size in first.items()}
     smaller = {name: size - 1 if size > 1 else size + SIZE_STEP for name, size in first.items()}
     mixed = [{**larger, name: smaller[name]} for name in symbols]
-    return [[first], [larger, *mixed, smaller]] if symbols else [[{}]]
+    return [first, larger, *mixed, smaller] if symbols else [{}]
 
 
-def _sizes_that_weft_takes(
-    program: Program, candidates: Sequence[dict[str, int]], attempt: int
-) -> tuple[dict[str, int], dict[str, Array], wf.WeftError | None]:
-    """The first sizes that the program itself takes, with inputs; or what it says of the last."""
+@dataclass(frozen=True)
+class Attempt:
+    """Sizes with inputs of these sizes, and what the program says where it does not take them."""
+
+    sizes: dict[str, int]
+    feeds: dict[str, Array]
     refusal: wf.WeftError | None = None
-    for sizes in candidates:
-        feeds = {name: _example(program, name, sizes, attempt) for name in program.inputs}
-        if len(candidates) == 1:
-            break
+
+
+def attempts_of(program: Program) -> list[Attempt]:
+    """The sizes of the examples and, where sizes vary, the first others that the program takes."""
+    first, *others = _sizes_to_try(program)
+    attempts = [Attempt(first, _feeds_at(program, first, 0))]
+    for sizes in others:
+        feeds, refusal = _feeds_at(program, sizes, 1), None
         try:
             _interpret(program.graph, _arguments(program, feeds))
         except wf.WeftError as error:
             refusal = error
-        else:
-            return sizes, feeds, None
-    return sizes, feeds, refusal
+        attempts[1:] = [Attempt(sizes, feeds, refusal)]
+        if refusal is None:
+            break
+    return attempts
+
+
+def _feeds_at(program: Program, sizes: dict[str, int], attempt: int) -> dict[str, Array]:
+    return {name: _example(program, name, sizes, attempt) for name in program.inputs}
+
+
+def example_inputs(program: Program) -> list[dict[str, Array]]:
+    """Inputs of the sizes of the examples and, where sizes vary, of others."""
+    return [each.feeds for each in attempts_of(program) if each.refusal is None]
 
 
 def _example(program: Program, name: str, sizes: dict[str, int], attempt: int) -> Array:
