@@ -19,6 +19,7 @@ from weft.compiler.plan.launch import Sizes, Value, static_shape
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cuda.array import ArrayKind, CudaArray, array_kind, new_array
 from weft.compiler.targets.cuda.device import Memory, SizePool, Stream, rounded_size, take_memory
+from weft.compiler.targets.cuda.driver import LAST_PROGRAM
 from weft.compiler.targets.cuda.faults import FaultPages
 from weft.compiler.targets.cuda.graphs import ExecutableGraph, Graph, capture_graph
 from weft.compiler.targets.cuda.launcher import (
@@ -40,6 +41,8 @@ GRAPHS = 4
 """How many CUDA graphs are kept for one set of sizes, each for some addresses."""
 REPEATED = 1
 """Runs with the same addresses after which a graph is made of the next."""
+_NAMED = 6
+"""How many operations are named where a kernel faults."""
 FEW_LAUNCHES = 3
 """A program of fewer launches gains nothing by a graph."""
 
@@ -116,6 +119,15 @@ def program_interface(plan: ProgramPlan, sizes: Sizes) -> Interface:
     return Interface(slots, tuple(outputs), tuple(constants))
 
 
+def program_text(plan: ProgramPlan) -> str:
+    """What a plan computes, in a few words: its first operations, with the user's line of one."""
+    nodes = [node for node in plan.graph.nodes if node.location is not None] or plan.graph.nodes
+    names = [*dict.fromkeys(node.primitive.name for node in plan.graph.nodes)]
+    more = "" if len(names) <= _NAMED else f" and {len(names) - _NAMED} more"
+    at = f" at {nodes[0].location}" if nodes and nodes[0].location is not None else ""
+    return f"{len(plan.launches)} launches of {', '.join(names[:_NAMED])}{more}{at}"
+
+
 class Launches(Protocol):
     """The launches of a program, bound to cells: of a plan, or as they were stored."""
 
@@ -154,7 +166,7 @@ class BoundProgram:
     """A program for one set of sizes.
 
     faults: the cells in which launches report them. observed: what puts the launches on the stream
-    while somebody watches them.
+    while somebody watches them. plan: what is computed, for those who ask.
     """
 
     def __init__(
@@ -165,7 +177,9 @@ class BoundProgram:
         constants: Constants,
         faults: tuple[FaultPages, list[int]],
         observed: Callable[[], None],
+        plan: Callable[[], ProgramPlan],
     ) -> None:
+        self._described = lambda: program_text(plan())
         self.stream, self.launches, self.interface = stream, launches, interface
         self._constants, self._observed = constants, observed
         self._pages, self.fault_cells = faults
@@ -263,6 +277,7 @@ class BoundProgram:
         return outputs
 
     def _launch(self, words: list[int]) -> None:
+        LAST_PROGRAM[0] = self._described
         if OBSERVERS:
             self._raise_faults()
             self._write_cells(words)
@@ -311,11 +326,12 @@ class BoundProgram:
         (_, kind, pool), address, stream = self._own[0], native.address, self.stream
         is_current, required = stream.device.is_current, self._required
         room = self._required_pool
-        nbytes = kind.nbytes
+        nbytes, described = kind.nbytes, self._described
 
         def compute(arrays: Sequence[CudaArray]) -> Sequence[CudaArray]:
             if OBSERVERS or not is_current():
                 return slow(arrays)
+            LAST_PROGRAM[0] = described
             memory = take_memory(stream, nbytes, pool)
             pointer = memory.pointer
             words = [array.pointer for array in arrays]

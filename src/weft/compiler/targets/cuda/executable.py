@@ -129,12 +129,9 @@ class CudaExecutable:
             return taken[-1]
 
         binding = Binding(self.plan, sizes, self.code, self.stream, cell_of, is_outer=True)
-        interface, observed = (
-            program_interface(self.plan, sizes),
-            partial(_launch_observed, binding),
-        )
-        faults = pages, taken
-        return BoundProgram(self.stream, binding, interface, self._constants, faults, observed)
+        plan, interface = self.plan, program_interface(self.plan, sizes)
+        given = self.stream, binding, interface, self._constants, (pages, taken)
+        return BoundProgram(*given, partial(_launch_observed, binding), lambda: plan)
 
     def quick_call(self, arrays: Sequence[Any]) -> Slow | None:
         """What runs the program on arrays of the same kinds with little work; None for no such.
