@@ -151,7 +151,7 @@ class UnitCall:
                 if tensor._node is not None and grad_mode.enabled:
                     break
             else:
-                return wrap(quick([tensor._value for tensor in handles])[0])
+                return wrap(quick([tensor._value for tensor in handles])[self._found.result])
         inputs = handles if self._in_order else [handles[place] for place in self._places]
         arrays, is_recorded = [], False
         for tensor in inputs:
