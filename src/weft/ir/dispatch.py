@@ -62,7 +62,7 @@ NATIVE: list[Native] = []
 
 
 ELSEWHERE: list[Native] = []
-"""Computes a primitive on another device than the host, or gives None; see eager.py."""
+"""Computes a primitive on another device than the host, or gives None; see elsewhere.py."""
 
 
 KNOWN_ELSEWHERE: list[Callable[[Primitive, Sequence[Tensor], dict[str, Any]], Any]] = []

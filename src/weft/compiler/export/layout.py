@@ -208,7 +208,7 @@ class Footprint:
 def footprint(layout: Layout, needs: Needs) -> Footprint:
     """The memory of a program whose functions have been written."""
     preparing = in_lines(needs.preparing_scratch)
-    scratch = Staircase.above(-(-needs.scratch // LINE) * LINE, layout.sizes)
+    scratch = Staircase.lowest_above(-(-needs.scratch // LINE) * LINE, layout.sizes)
     shared = scratch.values * layout.threads
     if not layout.has_work_space:
         whole = layout.end + max(preparing, int(shared[0]))

@@ -39,8 +39,8 @@ from weft.ir.scalar_functions import lower_element
 from weft.ir.scalars import Buffer, Scalar
 from weft.ops.random_bits import DRAW, philox
 
-LOWEST = {float32: -3e38, float64: -1.7e308}
-"""Lower than any score but -inf: of the formats of numbers, not of a machine."""
+LOWEST = {float32: -3.4028234663852886e38, float64: -1.7976931348623157e308}
+"""The lowest numbers but -inf: of the formats of numbers, not of a machine."""
 
 
 class Writer:
