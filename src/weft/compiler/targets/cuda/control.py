@@ -60,7 +60,9 @@ class Body:
         for position in (*range(carried, len(outputs)), *range(carried)):
             root = inner.plan.root(outputs[position])
             own = not isinstance(root, Literal) and root not in given and root not in seen
-            held = str(inner.plan.slots.get(root)) in inner.plan.planner.at(outer.sizes).offsets
+            held = (
+                str(inner.plan.slots.get(root)) in inner.plan.planner.plan_for(outer.sizes).offsets
+            )
             sources[position] = (inner.plan.slots[root] if own and not held else None, root)
             seen.add(root)
         self._sources = [sources[position] for position in range(len(outputs))]
@@ -82,13 +84,13 @@ class Body:
         for slot, address in zip(self._inputs, inputs, strict=True):
             if slot is not None:
                 inner.cells[slot] = address
-        for (slot, _), address in zip(self._sources, outputs, strict=True):
-            if slot is not None and address is not None:
-                inner.cells[slot] = address
+        for (slot, _), target in zip(self._sources, outputs, strict=True):
+            if slot is not None and target is not None:
+                inner.cells[slot] = target
         inner.launch()
-        for (slot, root), address, size in zip(self._sources, outputs, self.sizes, strict=True):
-            if slot is None and address is not None:
-                inner.copy(address, inner.address(root), size)
+        for (slot, root), target, size in zip(self._sources, outputs, self.sizes, strict=True):
+            if slot is None and target is not None:
+                inner.copy(target, inner.address(root), size)
 
 
 class _ScanRun:
