@@ -60,6 +60,7 @@ WRITES: dict[str, Write] = {
     "pow_": lambda part: part.pow_(2.0),
     "neg_": lambda part: part.neg_(),
     "clip_": lambda part: part.clip_(2.0, 3.0),
+    "clamp_": lambda part: part.clamp_(2.0, 3.0),
     "lerp_": lambda part: part.lerp_(wf.tensor(2.0), 0.5),
     "masked_fill_": lambda part: part.masked_fill_(wf.tensor(True), 2.0),
     "__setitem__": lambda part: part.__setitem__(0, 2.0),

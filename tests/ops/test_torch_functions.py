@@ -273,6 +273,21 @@ def test_methods_for_shapes_and_element_types_are_pytorchs() -> None:
     assert x.long().type_as(x).dtype is wf.float32
 
 
+def test_more_methods_are_pytorchs() -> None:
+    x = wf.arange(6.0).view(2, 3)
+    assert x.clamp(1, 4).tolist() == [[1.0, 1.0, 2.0], [3.0, 4.0, 4.0]]
+    assert x.clamp(min=2).tolist() == [[2.0, 2.0, 2.0], [3.0, 4.0, 5.0]]
+    assert x.clone().clamp_(max=1).tolist() == [[0.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+    assert x.contiguous() is x
+    assert (x.numel(), x[:, :1].expand_as(x).tolist()[1]) == (6, [3.0, 3.0, 3.0])
+    assert x.view_as(x.T).shape == x.reshape_as(x.T).shape == (3, 2)
+    assert wf.equal(x.mm(x.T), x @ x.T).all()
+    assert wf.equal(x[None].bmm(x.T[None]), (x @ x.T)[None]).all()
+    assert x.double().new_zeros(2, 3).dtype is wf.float64
+    assert x.new_ones((2,)).tolist() == [1.0, 1.0]
+    assert x.new_full((2,), 7.0, dtype="int32").dtype is wf.int32
+
+
 def test_public_functions_can_be_pickled() -> None:
     for f in (wf.reshape, wf.sum, wf.round, wf.random.normal, wf.linalg.qr, F.mse_loss, F.relu):
         assert pickle.loads(pickle.dumps(f)) is f

@@ -290,6 +290,8 @@ METHODS: dict[str, Function] = {
     "clip": clip,
     "dot": precision.matmul,
     "matmul": precision.matmul,
+    "mm": precision.matmul,
+    "bmm": precision.matmul,
     "trace": linalg.trace,
     **TORCH_METHODS,
 }

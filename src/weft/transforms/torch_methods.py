@@ -27,11 +27,12 @@ from weft.core.dtypes import (
     uint8,
 )
 from weft.core.errors import ArgumentError, AxisError, DTypeError, ShapeError
+from weft.core.shapes import Dimension
 from weft.ir.parts import refuse_part
 from weft.ir.tape import rebind
 from weft.ir.tensor import Tensor
 from weft.ops import conversion, elementwise
-from weft.ops.composed import gathering, manipulation
+from weft.ops.composed import creation, gathering, manipulation
 from weft.ops.composed.elementwise import lerp
 from weft.ops.operands import as_tensor
 from weft.ops.selection import clip, where
@@ -175,6 +176,47 @@ def masked_fill(x: Tensor, mask: Any, value: Any) -> Tensor:
     return gathering.masked_fill(x, as_tensor("masked_fill", mask, "mask"), value)
 
 
+def expand_as(x: Tensor, other: Tensor) -> Tensor:
+    """The tensor broadcast to the shape of another."""
+    return manipulation.broadcast_to(x, as_tensor("expand_as", other, "other").shape)
+
+
+def view_as(x: Tensor, other: Tensor) -> Tensor:
+    """The same elements in the shape of another tensor."""
+    return manipulation.reshape(x, as_tensor("view_as", other, "other").shape)
+
+
+def contiguous(x: Tensor) -> Tensor:
+    """The tensor: its elements are in order by themselves."""
+    return x
+
+
+def numel(x: Tensor) -> Dimension:
+    """How many elements there are, as `x.size`."""
+    return x.size
+
+
+def _new_tensor(x: Tensor, sizes: tuple[Any, ...], value: Any, options: dict[str, Any]) -> Tensor:
+    """One value in sizes that may be several arguments, in the dtype and on the device of x."""
+    shape = sizes[0] if len(sizes) == 1 else sizes
+    return creation.full(shape, value, **{"dtype": x.dtype, "device": x.device, **options})
+
+
+def new_zeros(x: Tensor, *sizes: Any, **options: Any) -> Tensor:
+    """Zeros in the dtype and on the device of x: x.new_zeros(2, 3) or x.new_zeros((2, 3))."""
+    return _new_tensor(x, sizes, 0, options)
+
+
+def new_ones(x: Tensor, *sizes: Any, **options: Any) -> Tensor:
+    """Ones in the dtype and on the device of x."""
+    return _new_tensor(x, sizes, 1, options)
+
+
+def new_full(x: Tensor, shape: Any, fill_value: Any, **options: Any) -> Tensor:
+    """One value in the dtype and on the device of x."""
+    return _new_tensor(x, (shape,), fill_value, options)
+
+
 DTYPE_METHODS: dict[str, DType] = {
     "float": float32, "double": float64, "half": float16, "bfloat16": bfloat16, "bool": bool_,
     "long": int64, "int": int32, "short": int16, "char": int8, "byte": uint8,
@@ -192,6 +234,7 @@ IN_PLACE: dict[str, Function] = {
     "pow_": elementwise.pow,
     "neg_": elementwise.negative,
     "clip_": clip,
+    "clamp_": clip,
     "lerp_": lerp,
     "masked_fill_": gathering.masked_fill,
 }  # fmt: skip
@@ -206,6 +249,15 @@ TORCH_METHODS: dict[str, Function] = {
     "where": choose,
     "masked_fill": masked_fill,
     "type_as": type_as,
+    "clamp": clip,
+    "contiguous": contiguous,
+    "expand_as": expand_as,
+    "new_full": new_full,
+    "new_ones": new_ones,
+    "new_zeros": new_zeros,
+    "numel": numel,
+    "reshape_as": view_as,
+    "view_as": view_as,
     **{name: _in_place(name, function) for name, function in IN_PLACE.items()},
     **{name: _conversion_to(dtype) for name, dtype in DTYPE_METHODS.items()},
 }  # fmt: skip

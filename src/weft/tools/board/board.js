@@ -160,6 +160,7 @@ function drawSamples() {
     const at = Math.min(stepOf[key] ?? all.length - 1, all.length - 1);
     const sample = all[at];
     const slider = element("input", { type: "range", min: 0, max: all.length - 1, value: at });
+    slider.hidden = all.length < 2;  // one sample has no earlier ones
     slider.addEventListener("input", () => { stepOf[key] = Number(slider.value); drawSamples(); });
     const address = (file) => file && file.startsWith("data:") ? file : `sample/${encodeURIComponent(run.name).replaceAll("%2F", "/")}/${encodeURIComponent(file)}`;
     let inside = element("pre", {}, sample.text || "");
