@@ -68,6 +68,7 @@ from weft.core.errors import (
     WeftError,
 )
 from weft.core.names import PUBLIC as _PUBLIC
+from weft.core.names import MissingModules as _MissingModules
 from weft.core.names import missing_name as _missing_name
 from weft.core.settings import settings
 from weft.core.shapes import Dim, symbol
@@ -536,7 +537,8 @@ def __getattr__(name: str) -> _Any:
         module = _import_module(_LAZY[name])
         found = module if module.__name__ == f"weft.{name}" else getattr(module, name)
         globals()[name] = found
-        return found
+        _explain_all(globals(), [name])
+        return globals()[name]
     if name.startswith("_"):
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     raise _missing_name("wf", name, __all__, _sys._getframe(1))
@@ -572,5 +574,7 @@ _eager.COPY.append(_turned_copy)
 _eager.JIT.append(_jit)
 _methods.NAMESPACE.append(_sys.modules[__name__])
 _PUBLIC.append(_sys.modules[__name__])
+_sys.modules |= {f"weft.{name}": globals()[name] for name in ("fft", "linalg", "random", "tree")}
+_sys.meta_path.append(_MissingModules())
 _tracebacks.install()
 _watch_einops()

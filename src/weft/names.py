@@ -5,12 +5,15 @@
 'accuracy'
 """
 
-from weft.core.names import missing_from, nearest_name, suggestion, unknown_name
+from weft.core.deferred import NODES
+from weft.core.names import explain_attributes, missing_from, nearest_name, suggestion, unknown_name
 from weft.core.wrong_calls import explain_all, explain_arguments, unknown_option
 
 __all__ = [
+    "NODES",
     "explain_all",
     "explain_arguments",
+    "explain_attributes",
     "missing_from",
     "nearest_name",
     "suggestion",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import itertools
 import math
+import pickle
 import sys
 from functools import reduce
 from pathlib import Path
@@ -15,8 +17,11 @@ import pytest
 from docs.generate_names import FOLDER, PAGES, render
 
 import weft as wf
+from weft.core import names
 from weft.core.foreign import EVERYWHERE, OPTIONS, SPACES, TABLES
 from weft.core.names import HOMES, nearest_name, suggestion
+from weft.core.names import _as_method as as_method
+from weft.nn.state import Mismatch
 
 ENTRIES = [(space, name) for space, table in TABLES.items() for name in table]
 REMARKS = [(space, name) for space, name in ENTRIES if TABLES[space][name].startswith("#")]
@@ -48,6 +53,8 @@ def surroundings(tmp_path: Path) -> dict[str, Any]:
         "tokens": wf.ones((3, 1, 8)), "data": [1.0, 2.0], "array": array,
         "buffer": array.tobytes(), "f": lambda x: (x * x).sum(), "net": net,
         "optimizer": optimizer, "loss_fn": loss_fn, "schedule": wf.optim.schedules.Constant(0.1),
+        "scheduler": wf.optim.schedules.Scheduler(optimizer, wf.optim.schedules.Constant(0.1)),
+        "mismatch": net.load_state_dict({}, strict=False),
         "dataset": wf.data.ArrayDataset(array), "first": [1], "second": [2], "batches": batches,
         "path": str(tmp_path / "file"), "reference": None,
         "trainer": wf.train.Trainer(net, loss_fn, optimizer, progress=False),
@@ -83,7 +90,10 @@ def test_a_call_of_the_tables_runs(
 
 def resolve(home: str) -> Any:
     first, _, rest = home.partition(".")
-    roots = {"wf": wf, "x": wf.Tensor, "net": wf.nn.Module}
+    roots = {
+        "wf": wf, "x": wf.Tensor, "net": wf.nn.Module, "optimizer": wf.optim.Optimizer,
+        "scheduler": wf.optim.schedules.Scheduler, "mismatch": Mismatch,
+    }  # fmt: skip
     return reduce(getattr, rest.split("."), roots[first]) if rest else roots[first]
 
 
@@ -96,8 +106,25 @@ def test_a_name_of_the_tables_is_not_there_and_its_message_is_the_call(owner: st
     own = TABLES[SPACES[owner][0]]
     assert [name for name in own if hasattr(public, name)] == []
     for name, call in known.items():
-        if not hasattr(public, name):
+        if not hasattr(public, name) and owner == "x":
+            assert suggestion(name, [], owner) == as_method(call.removeprefix("# "))
+        elif not hasattr(public, name):
             assert suggestion(name, [], owner) == call.removeprefix("# ")
+
+
+METHODS = sorted(
+    {call for space in SPACES["x"] for call in TABLES[space].values() if as_method(call) != call}
+)
+
+
+@pytest.mark.parametrize("call", METHODS)
+def test_a_call_that_becomes_a_method_gives_the_same(
+    call: str, surroundings: dict[str, Any]
+) -> None:
+    results = [eval(each, surroundings) for each in (call, as_method(call))]
+    first, second = (wf.tree.leaves(each) for each in results)
+    for a, b in zip(first, second, strict=True):
+        numpy.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
 WRONG_BEFORE = {
@@ -141,6 +168,7 @@ def public_functions() -> dict[str, list[Any]]:
             if callable(getattr(public, name, None)):
                 functions.setdefault(name, []).append(getattr(public, name))
     functions["zero_grad"].append(wf.optim.Optimizer.zero_grad)
+    functions["fit"] = [wf.train.Trainer.fit]
     return functions
 
 
@@ -168,7 +196,21 @@ def test_every_option_is_called_something_here() -> None:
 UNKNOWN = {
     "dim": (lambda x: wf.sum(x, dim=0), "axis=0"),
     "keepdim": (lambda x: x.mean(axis=0, keepdim=True), "keepdims=True"),
-    "unbiased": (lambda x: x.var(unbiased=False), "correction=1  # 0 for unbiased=False"),
+    "unbiased": (lambda x: x.var(unbiased=False), "correction=0"),
+    "attn_mask": (
+        lambda x: wf.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=None),
+        "mask=None",
+    ),
+    "map_location": (lambda x: wf.load("weights", map_location="cpu"), "device='cpu'"),
+    "static_argnums": (lambda x: wf.jit(len, static_argnums=1), "static_argnames=("),
+    "set_to_none": (lambda x: wf.optim.SGD([x], lr=1).zero_grad(set_to_none=True), "leave it out"),
+    "pin_memory": (lambda x: wf.data.DataLoader([1], pin_memory=False), "leave it out"),
+    "validation_split": (
+        lambda x: wf.train.Trainer(
+            wf.nn.Linear(1, 1), None, wf.optim.SGD([x], lr=1), progress=False
+        ).fit([], validation_split=0.2),
+        "wf.data.random_split(dataset, [0.8, 0.2])",
+    ),
     "is_causal": (lambda x: wf.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True),
                   "causal=True"),
     "collate_fn": (lambda x: wf.data.DataLoader([1], collate_fn=None), "collate=function"),
@@ -245,8 +287,115 @@ def test_an_import_of_a_missing_name_says_what_to_write(statement: str, fix: str
     assert caught.value.op == statement
 
 
+@pytest.mark.parametrize(
+    ("statement", "fix"),
+    [
+        ("from weft.utils.data import DataLoader", "wf.data"),
+        ("import weft.numpy as jnp", "wf  # its functions have NumPy's names"),
+        ("from weft.optim.lr_scheduler import StepLR", "wf.optim.schedules"),
+        ("import weft.keras", "wf.nn, wf.train.Trainer"),
+    ],
+)
+def test_an_import_of_a_missing_module_says_what_to_write(statement: str, fix: str) -> None:
+    with pytest.raises(wf.ImportNameError) as caught:
+        exec(statement)
+    assert caught.value.fix.startswith(fix)
+
+
+def test_a_module_that_nobody_knows_is_missing_as_any_other() -> None:
+    with pytest.raises(ModuleNotFoundError):
+        exec("import weft.frobnicate")
+    assert importlib.util.find_spec("weft.frobnicate") is None
+
+
+def test_namespaces_are_modules_to_import() -> None:
+    names: dict[str, Any] = {}
+    exec("import weft.random as r, weft.linalg as l, weft.fft as f, weft.tree as t", names)
+    assert (names["r"], names["l"]) == (wf.random, wf.linalg)
+    assert (names["f"], names["t"]) == (wf.fft, wf.tree)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "fix"),
+    [
+        ("optimizer", "param_groups", "optimizer.groups"),
+        ("scheduler", "get_last_lr", "[group['lr'].item() for group in optimizer.groups]"),
+        ("mismatch", "missing_keys", "mismatch.missing"),
+        ("optimizer", "setp", "optimizer.step"),
+    ],
+)
+def test_an_object_says_what_an_attribute_is_called(
+    owner: str, name: str, fix: str, surroundings: dict[str, Any]
+) -> None:
+    with pytest.raises(wf.NameUnknownError) as caught:
+        getattr(surroundings[owner], name)
+    assert caught.value.fix == fix
+    assert getattr(surroundings[owner], "_hidden", None) is None
+    assert not hasattr(surroundings[owner], name)
+
+
+def test_names_for_the_rows_of_a_tensor_are_as_many_as_its_rows() -> None:
+    x = wf.tensor([[1.0, 5.0], [3.0, 2.0], [0.0, 4.0]])
+    first, second, third = x
+    assert (first.tolist(), third.tolist(), second.tolist()) == ([1, 5], [0, 4], [3, 2])
+    first, *rest = x
+    assert len(rest) == 2
+    with pytest.raises(wf.ShapeError, match="2 names for a tensor of 3 rows") as caught:
+        _values, _places = x.max(axis=1)
+    assert "x.argmax(axis=1)" in caught.value.fix
+
+
+REFUSED = {
+    "randint": (lambda: wf.random.randint(10, (3,)), "wf.random.randint(0, 10, (3,))"),
+    "key": (lambda: wf.random.normal(wf.random.key(0), (3,)), "wf.random.normal((3,), key=key)"),
+    "list": (lambda: wf.nn.Sequential([wf.nn.ReLU()]), "wf.nn.Sequential(*modules)"),
+    "summary": (lambda: wf.nn.Linear(2, 2).summary(), "net.summary(wf.spec("),
+    "loss": (lambda: wf.train.Trainer(None, "mse", None), "write 'mse_loss'"),
+    "optimizer": (lambda: wf.train.Trainer(None, None, "sgd"), "wf.optim.SGD(model.parameters()"),
+    "metric": (lambda: wf.train.as_metrics(["acc"]), "write 'accuracy'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("habit", REFUSED)
+def test_a_habit_of_other_libraries_is_refused_with_the_fix(habit: str) -> None:
+    call, fix = REFUSED[habit]
+    with pytest.raises(wf.WeftError) as caught:
+        call()
+    assert caught.value.fix.startswith(fix)
+
+
 def test_looking_for_a_missing_attribute_is_no_import() -> None:
     assert not hasattr(wf.nn, "Dense")
     assert getattr(wf, "bmm", None) is None
     with pytest.raises(wf.NameUnknownError):
         _ = wf.nn.Dense
+
+
+def test_what_to_write_instead_is_looked_up_when_an_error_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    find = names.suggestion
+
+    def counting(name: str, *rest: Any) -> str:
+        asked.append(name)
+        return find(name, *rest)
+
+    monkeypatch.setattr(names, "suggestion", counting)
+    x = wf.ones(2)
+    assert not hasattr(x, "summ")
+    assert asked == []
+    with pytest.raises(wf.NameUnknownError) as caught:
+        x.summ
+    assert asked == []
+    assert "fix       x.sum" in str(caught.value)
+    assert caught.value.fix in str(caught.value)
+    assert asked == ["summ"]
+
+
+def test_an_error_that_was_not_read_can_be_pickled() -> None:
+    with pytest.raises(wf.NameUnknownError) as caught:
+        wf.ones(2).summ
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert str(copy) == str(caught.value)
+    assert copy.fix == caught.value.fix != ""

@@ -14,6 +14,7 @@ from weft.distributed import sharing
 from weft.distributed.engines.threads import ThreadEngine, run_threads
 from weft.distributed.group import Group, Watch
 from weft.models import GPT, GPTConfig
+from weft.train import automatic
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(8, 5)).astype(np.float32)
@@ -138,6 +139,27 @@ def test_a_trainer_of_two_processes_does_what_one_does(
                 )
 
 
+@pytest.mark.parametrize(("strategy", "processes"), [("data", 2), ("zero2", 3), ("data", 6)])
+def test_a_batch_with_fewer_rows_than_processes_counts_as_in_one_process(
+    strategy: str, processes: int
+) -> None:
+    def fit(strategy: str | None) -> tuple[list[np.ndarray], dict[str, Any]]:
+        model = _model()
+        trainer = wf.train.Trainer(
+            model, wf.nn.functional.mse_loss, wf.optim.AdamW(model.parameters(), lr=0.05),
+            metrics=["mae"], strategy=strategy, seed=3, progress=False, accumulate=2,
+        )  # fmt: skip
+        history = trainer.fit((X[:5], Y[:5]), 3, batch_size=4)  # batches of 4 and of 1
+        return [p.detach().numpy().copy() for p in model.parameters()], history.rows[-1]
+
+    weights, row = fit(None)
+    for found, found_row in distributed.run_threads(lambda: fit(strategy), processes):
+        for one, other in zip(found, weights, strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+        for name in ("loss", "mae"):
+            np.testing.assert_allclose(found_row[name], row[name], rtol=1e-4)
+
+
 @pytest.mark.slow
 def test_a_checkpoint_of_two_processes_is_resumed_by_one_and_by_three(tmp_path: Any) -> None:
     folders = [tmp_path / "two", tmp_path / "copy"]
@@ -176,6 +198,31 @@ def test_a_loss_that_is_no_number_on_one_process_is_told_of_on_all() -> None:
         distributed.run_threads(run_rank, 2)
         == ["the loss of batch 0 of epoch 1 is NaN on rank 1"] * 2
     )
+
+
+@pytest.mark.parametrize(
+    ("memory", "options", "level"),
+    [(1e9, {}, 0), (2000, {}, 2), (1500, {}, 3), (2000, {"recover": True}, None), (9, {}, None)],
+)
+def test_the_automatic_strategy_is_the_one_that_fits_and_sends_least(
+    memory: float, options: dict[str, Any], level: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """66 parameters of 4 bytes, as many gradients, and two moments: 1056 bytes on one process."""
+    monkeypatch.setattr(automatic, "memory_of_process", lambda: memory)
+
+    def run_rank() -> int | None:
+        model = _model()
+        settings = {"strategy": "auto", "progress": False, **options}
+        optimizer = wf.optim.AdamW(model.parameters(), lr=0.05)
+        if level is None:
+            with pytest.raises(wf.OutOfMemoryError, match="no strategy fits"):
+                wf.train.Trainer(model, "mse_loss", optimizer, **settings)
+            return None
+        trainer = wf.train.Trainer(model, "mse_loss", optimizer, **settings)
+        trainer.fit((X, Y), 1, batch_size=4)
+        return int(trainer.strategy.zero)
+
+    assert distributed.run_threads(run_rank, 2) == [level] * 2
 
 
 def test_an_unknown_strategy_is_refused() -> None:

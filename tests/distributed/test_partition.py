@@ -98,6 +98,21 @@ def test_a_placement_that_does_not_fit_is_refused(
         f(wf.ones((5, 4)))
 
 
+def test_a_mark_on_an_axis_that_does_not_divide_is_refused() -> None:
+    """Elements beyond whole parts would be lost."""
+
+    def in_a_loop(x: wf.Tensor) -> wf.Tensor:
+        return wf.scan(lambda carry, _: (shard(carry * 2, ("data", None)), None), x, length=2)[0]
+
+    for f in (lambda x: shard(x * 2, ("data", None)), in_a_loop):
+        with pytest.raises(wf.ShapeError, match="axis 0 does not divide among 2 devices") as caught:
+            partition(f, Mesh(data=2))(wf.ones((5, 4)))
+        assert caught.value.note == "5 % 2 = 1"
+    heads = partition(lambda x: shard(x.reshape(2, 3, 2), (None, "model", None)), Mesh(model=2))
+    with pytest.raises(wf.ShapeError, match="axis 1 does not divide among 2 devices"):
+        heads(wf.ones((2, 6)))
+
+
 def test_not_one_placement_for_each_argument_is_refused() -> None:
     f = partition(wf.add, Mesh(data=2), [("data",)])
     with pytest.raises(wf.ArgumentError, match="one entry for each positional argument"):

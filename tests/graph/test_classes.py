@@ -181,3 +181,37 @@ def test_expressions_join_nodes_with_variables_arrays_and_numbers() -> None:
         34, [2, 4, 1, 8],
     ]  # fmt: skip
     assert [value.tolist() for value in values] == expected
+
+
+def test_functions_and_methods_of_tensors_take_nodes() -> None:
+    with wf.Graph() as graph:
+        x = Placeholder(name="x")
+        y = wf.exp(x)
+        z = wf.sum(wf.maximum(2.0, wf.sigmoid(x) * 4), axis=0)
+        w = wf.concat([x, wf.relu(-x)]).sum()
+        v = wf.nn.functional.softmax(x, axis=-1).max()
+    assert (repr(y), repr(wf.relu(x))) == ("exp(x)", "relu(x)")
+    session = wf.Session(graph)
+    value = np.array([0.0, -1.0, 2.0], np.float32)
+    found = session.run([y, z, w, v], {x: value})
+    sigmoids = 4 / (1 + np.exp(-value))
+    expected = [np.exp(value), np.maximum(2, sigmoids).sum(), 2.0, np.exp(2) / np.exp(value).sum()]
+    for result, numbers in zip(found, expected, strict=True):
+        np.testing.assert_allclose(result, numbers, rtol=1e-5)
+
+
+def test_a_loss_of_functions_is_minimised() -> None:
+    with wf.Graph() as graph:
+        x, w = Placeholder(), wf.Variable([1.0, -2.0], name="w")
+        loss = wf.sum(wf.square(wf.tanh(x * w)))
+        update = wf.optim.SGD(lr=0.5).minimize(loss)
+    session = wf.Session(graph)
+    feeds = {x: [1.0, 1.0]}
+    losses = [session.run([loss, update], feeds)[0].item() for _ in range(20)]
+    assert losses[-1] < 0.1 * losses[0]
+
+
+def test_a_node_has_no_other_attributes_than_methods_of_tensors() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'colour'"):
+        _ = Placeholder().colour
+    assert not hasattr(Placeholder(), "shape")

@@ -14,6 +14,7 @@ from tests.mistakes import (
     creation,
     gradients,
     graphs,
+    habits,
     indexing,
     products,
     randomness,
@@ -32,6 +33,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     control,
     graphs,
     randomness,
+    habits,
 )
 MISTAKES: tuple[Mistake, ...] = tuple(entry for family in FAMILIES for entry in family.FAMILY)
 

@@ -503,7 +503,7 @@ def function_as_method() -> None:
     problem="nothing is called 'index_select'",
     expected="a name in dir(x)",
     got="name: index_select",
-    fix="wf.take(x, i, axis=0)",
+    fix="x.take(i, axis=0)",
 )
 def torch_method() -> None:
     wf.ones((2, 3)).index_select(0, [1])

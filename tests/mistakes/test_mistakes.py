@@ -19,12 +19,13 @@ from tests.mistakes.entry import Mistake
 
 import weft as wf
 from weft.core.errors import WeftError
+from weft.core.tracebacks import _install_in_notebook
 from weft.ir.tensor import traces
 
 ROOT = Path(__file__).parents[2]
 STANDARD = (
     ValueError, TypeError, IndexError, AttributeError, KeyError, RuntimeError, BufferError,
-    NotImplementedError,
+    NotImplementedError, ImportError,
 )  # fmt: skip
 FORM = re.compile(
     r"(?P<op>[^\n]+?): (?P<problem>[^\n]+)\n"
@@ -184,6 +185,50 @@ def test_an_uncaught_error_shows_only_the_users_frames(tmp_path: Path) -> None:
     assert [name for _, name in frames] == ["<module>", "loss"]
     assert "ShapeError: matmul: inner dimensions differ" in text
     assert "  at        script.py:6, in loss" in text
+
+
+class Shell:
+    """What is asked of IPython's shell."""
+
+    custom_exceptions: tuple[type, ...] = ()
+
+    def set_custom_exc(self, kinds: tuple[type, ...], handler: Callable[..., None]) -> None:
+        self.custom_exceptions, self.handler = kinds, handler
+
+    def showtraceback(self, shown: tuple[object, ...], tb_offset: int | None) -> None:
+        self.shown, self.tb_offset = shown, tb_offset
+
+    def run_cell(self, code: str) -> list[str]:
+        """The functions in the traceback that is shown for the error of a cell."""
+        try:
+            exec(compile(code, "cell", "exec"), {"wf": wf})
+        except (TypeError, WeftError) as error:
+            self.handler(self, type(error), error, error.__traceback__, tb_offset=1)
+        frames = []
+        traceback = self.shown[2]
+        while traceback is not None:
+            frames.append(traceback.tb_frame.f_code.co_name)
+            traceback = traceback.tb_next
+        return frames
+
+
+def test_a_notebook_shows_only_the_users_frames() -> None:
+    shell = Shell()
+    _install_in_notebook(shell)
+    code = "def loss(w):\n    return (w @ wf.ones((4, 2))).sum()\nwf.grad(loss)(wf.ones(3))"
+    assert shell.run_cell(code)[-2:] == ["<module>", "loss"]
+    assert shell.tb_offset == 0
+    assert shell.run_cell("len(5)")[-1] == "<module>"
+    assert shell.tb_offset == 1
+    with wf.settings.changed(full_tracebacks=True):
+        assert len(shell.run_cell(code)) > 4
+
+
+def test_a_handler_of_the_users_own_stays_in_a_notebook() -> None:
+    shell = Shell()
+    shell.custom_exceptions = (ValueError,)
+    _install_in_notebook(shell)
+    assert shell.custom_exceptions == (ValueError,)
 
 
 def test_full_tracebacks_show_all_frames(tmp_path: Path) -> None:

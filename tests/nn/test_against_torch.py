@@ -241,6 +241,7 @@ LOSSES: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
     ("triplet_margin_loss", "triplet_margin_loss", ((4, 3), (4, 3), (4, 3)), {"swap": True}),
     ("triplet_margin_loss", "triplet_margin_loss", ((4, 3), (4, 3), (4, 3)), {"p": 1.0}),
     ("multi_margin_loss", "multi_margin_loss", ((4, 3), LABELS), {"p": 2, "margin": 0.7}),
+    ("multi_margin_loss", "multi_margin_loss", ((4, 3), LABELS), {"weight": [1.0, 2.0, 0.5]}),
     ("multilabel_soft_margin_loss", "multilabel_soft_margin_loss", ((4, 3), "probabilities"),
      {"weight": [1.0, 2.0, 0.5]}),
     ("multilabel_margin_loss", "multilabel_margin_loss",

@@ -59,6 +59,9 @@ TABLE: list[Row] = [
         0, np.linalg.norm(X - Y, axis=1) - np.linalg.norm(X - Z, axis=1) + 2).mean()),
     (nn.MultiMarginLoss(), (X, LABELS), (np.maximum(
         0, 1 - X[np.arange(4), LABELS][:, None] + X) * (np.eye(3)[LABELS] == 0)).sum() / 12),
+    (nn.MultiMarginLoss(weight=wf.tensor(WEIGHT)), (X, LABELS), (np.maximum(
+        0, 1 - X[np.arange(4), LABELS][:, None] + X) * (np.eye(3)[LABELS] == 0)
+        * WEIGHT[LABELS][:, None]).sum() / 12),
 ]  # fmt: skip
 
 

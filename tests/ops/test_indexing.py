@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -354,10 +355,27 @@ def test_gather_and_scatter_agree_with_torch() -> None:
         found = getattr(wf, name)(ours[0], 1, wf.asarray(at), wf.asarray(what))
         expected = getattr(torch, name)(theirs[0], 1, torch.asarray(at), torch.asarray(what))
         np.testing.assert_allclose(found.numpy(), expected.numpy())
-    for how in ("sum", "mean", "amax", "amin"):
-        found = wf.scatter_reduce(ours[0], 1, ours[1], ours[2], how)
-        expected = torch.scatter_reduce(*theirs[:1], 1, theirs[1], theirs[2], how)
+    for how, own in product(("sum", "mean", "amax", "amin", "prod"), (True, False)):
+        found = wf.scatter_reduce(ours[0], 1, ours[1], ours[2], how, include_self=own)
+        expected = torch.scatter_reduce(*theirs[:1], 1, theirs[1], theirs[2], how, include_self=own)
         np.testing.assert_allclose(found.numpy(), expected.numpy())
+
+
+@pytest.mark.parametrize(
+    ("how", "joined"), [("sum", 8), ("prod", 15), ("mean", 4), ("amax", 5), ("amin", 3)]
+)
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_what_is_joined_may_leave_out_the_element_itself(
+    how: str, joined: float, dtype: str
+) -> None:
+    x, src = wf.tensor([100, 7], dtype=dtype), wf.tensor([3, 5], dtype=dtype)
+    found = wf.scatter_reduce(x, 0, wf.tensor([0, 0]), src, how, include_self=False)
+    assert found.tolist() == [joined, 7]  # what nothing is joined to stays
+    if dtype == "float32":
+        gradient = wf.grad(
+            lambda x: wf.scatter_reduce(x, 0, [0, 0], src, how, include_self=False).sum()
+        )(x)
+        assert gradient.tolist() == [0.0, 1.0]
 
 
 def test_the_gradient_of_an_extreme_is_shared_by_equals() -> None:

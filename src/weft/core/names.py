@@ -16,6 +16,8 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import reduce
 from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from inspect import signature
 from opcode import opmap
 from types import FrameType
@@ -82,13 +84,15 @@ def _count_slips(a: str, b: str) -> int:
 def unknown_name(op: str, name: str, known: Iterable[str], owner: str) -> NameUnknownError:
     """The error for a name that `owner` does not have."""
     names = [each for each in known if not each.startswith("_")]
-    is_function = owner == "x" and name in _public_names(PUBLIC[0])
+    is_function = (
+        owner == "x" and name in _public_names(PUBLIC[0]) and callable(getattr(PUBLIC[0], name))
+    )
     return NameUnknownError(
         op,
         f"{name} is a function, not a method" if is_function else f"nothing is called {name!r}",
         expected=f"a name in dir({owner})",
         got={"name": name},
-        fix=suggestion(name, names, owner) or f"look for it: dir({owner})",
+        fix=lambda: suggestion(name, names, owner) or f"look for it: dir({owner})",
     )
 
 
@@ -101,6 +105,50 @@ def missing_from(owner: str, known: Iterable[str]) -> Callable[[str], Any]:
         raise missing_name(owner, name, known, sys._getframe(1))
 
     return __getattr__
+
+
+def explain_attributes(kind: type, owner: str) -> None:
+    """Let the objects of a class say what to write for an attribute that they do not have.
+
+    It is put on the class from outside, so that type checkers still see which attributes there are.
+    """
+
+    def __getattr__(self: Any, name: str) -> Any:  # noqa: N807
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise unknown_name(type(self).__name__, name, dir(self), owner)
+
+    kind.__getattr__ = __getattr__  # type: ignore[attr-defined]
+
+
+class MissingModules(MetaPathFinder):
+    """The last finder of modules: an import of one that we do not have says what to write."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        """Nothing, or the error for a module that has another name here."""
+        package, _, name = fullname.rpartition(".")
+        owner = package.replace("weft", "wf", 1)
+        if owner not in HOMES or name.startswith("_") or _is_from_import(sys._getframe(1)):
+            return None
+        fix = suggestion(name, [], owner)
+        if not fix:
+            return None
+        raise ImportNameError(
+            f"import {fullname}",
+            f"there is no module {fullname!r}",
+            expected="a module of the library",
+            got={"name": name},
+            fix=fix,
+        )
+
+
+def _is_from_import(frame: FrameType | None) -> bool:
+    """Whether Python looks for a module only because `from package import name` found no name."""
+    while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
+        if frame.f_code.co_name == "_handle_fromlist":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def missing_name(owner: str, name: str, known: Iterable[str], caller: FrameType) -> WeftError:
@@ -131,7 +179,7 @@ def suggestion(name: str, known: Iterable[str], owner: str) -> str:
     foreign = import_module("weft.core.foreign")  # only a mistake needs it
     call: str = foreign.foreign_call(name, owner)
     if call:
-        return call.removeprefix("# ")
+        return _as_method(call.removeprefix("# ")) if owner == "x" else call.removeprefix("# ")
     for home in HOMES:
         public = _public(home)
         if home != owner and name in _public_names(public):
@@ -145,6 +193,19 @@ def suggestion(name: str, known: Iterable[str], owner: str) -> str:
         return f"x.copy_({base})" if base.startswith(("wf.", "x.")) else base
     meant = nearest_name(name, known)
     return f"{owner}.{meant}" if meant else ""
+
+
+def _as_method(call: str) -> str:
+    """A call of a function on x, written as a method where tensors have it.
+
+    >>> _as_method("wf.clip(x, 0.0, 1.0)"), _as_method("wf.acosh(x)")
+    ('x.clip(0.0, 1.0)', 'wf.acosh(x)')
+    """
+    head, _, rest = call.partition("(x")
+    name = head.removeprefix("wf.")
+    if not rest.startswith((", ", ")")) or not callable(getattr(PUBLIC[0].Tensor, name, None)):
+        return call
+    return f"x.{name}({rest.removeprefix(', ')}"
 
 
 def _public(home: str) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import linecache
 import sys
 from types import TracebackType
+from typing import Any
 
 from weft.core.errors import WeftError
 from weft.core.locations import is_internal
@@ -46,17 +47,38 @@ def _note_size_call(error: BaseException, traceback: TracebackType | None) -> No
         error.add_note(SIZE_NOTE)
 
 
+def _shorten(error: BaseException, traceback: TracebackType | None) -> TracebackType | None:
+    """What to show of a traceback: the user's frames of our own errors, all of any other."""
+    _note_size_call(error, traceback)
+    if not isinstance(error, WeftError) or settings.full_tracebacks:
+        return traceback
+    short = trimmed(traceback)
+    return traceback if short is None else short
+
+
 def install() -> None:
-    """Trim what Python prints for an uncaught error of the framework, and of nothing else."""
+    """Trim what Python and IPython print for uncaught errors of the framework, and nothing else."""
     before = sys.excepthook
 
     def hook(
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
-        if isinstance(error, WeftError) and not settings.full_tracebacks:
-            short = trimmed(traceback)
-            error.__traceback__ = traceback = short if short is not None else traceback
-        _note_size_call(error, traceback)
-        before(kind, error, traceback)
+        error.__traceback__ = short = _shorten(error, traceback)
+        before(kind, error, short)
 
     sys.excepthook = hook
+    if "IPython" in sys.modules:
+        _install_in_notebook(sys.modules["IPython"].get_ipython())
+
+
+def _install_in_notebook(shell: Any) -> None:
+    """The same for cells, which do not ask `sys.excepthook`; a handler of the user's own stays."""
+    if shell is None or shell.custom_exceptions:
+        return
+
+    def handler(shell: Any, kind: Any, error: Any, traceback: Any, tb_offset: Any = None) -> None:
+        error.__traceback__ = short = _shorten(error, traceback)
+        offset = tb_offset if short is traceback else 0  # the shell's own frames are gone, too
+        shell.showtraceback((kind, error, short), tb_offset=offset)
+
+    shell.set_custom_exc((WeftError, TypeError), handler)

@@ -29,20 +29,28 @@ from inspect import Parameter, Signature, signature, unwrap
 from types import FunctionType
 from typing import Any, TypeVar
 
+from weft.core.deferred import NODES, deferred_call
 from weft.core.errors import ArgumentTypeError, short_repr
 from weft.core.names import nearest_name
 
 __all__ = ["explain_all", "explain_arguments", "takes_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+DEFERRING = ("weft.ops.", "weft.nn.functional.")
+"""Where the functions are that become nodes of a graph when they are given one."""
 NUMPY_OPTIONS = {"axis", "axes", "keepdims", "axis1", "axis2"}
 
 
 def explain_arguments(f: F) -> F:
     """The function, whose calls with wrong arguments give an error that says what to write."""
+    defers = str(f.__module__).startswith(DEFERRING) and "." not in f.__qualname__
 
     @wraps(f)
     def function(*args: Any, **kwargs: Any) -> Any:
+        if NODES and defers:
+            node = deferred_call(f, args, kwargs, f.__name__)
+            if node is not None:
+                return node
         try:
             return f(*args, **kwargs)
         except TypeError as error:
@@ -59,8 +67,8 @@ def explain_all(module: dict[str, Any], names: Iterable[str]) -> None:
     """Let the functions and classes of a module explain the arguments that they do not take.
 
     A function is wrapped, also where it was defined, so that it is found there and can be pickled;
-    a class gets another `__init__`. What takes operands only, by position, stays as it is, because
-    it is quicker to call.
+    a class gets another `__init__` and other methods. What takes operands only, by position, stays
+    as it is, because it is quicker to call, and so does `forward`, which subclasses define.
     """
     home = module["__name__"]
     for name in (each for each in names if each in module):
@@ -73,10 +81,16 @@ def explain_all(module: dict[str, Any], names: Iterable[str]) -> None:
             module[name] = explained
         elif isinstance(public, type):
             for owner in public.__mro__:
-                constructor = owner.__dict__.get("__init__")
-                own = owner.__module__.startswith(home) and isinstance(constructor, FunctionType)
-                if own and takes_options(constructor):
-                    owner.__init__ = explain_arguments(constructor)  # type: ignore[misc, type-var]
+                if owner.__module__.startswith(home):
+                    _explain_methods(owner)
+
+
+def _explain_methods(owner: type) -> None:
+    """Let the constructor and the public methods of a class explain what they do not take."""
+    for name, method in list(vars(owner).items()):
+        is_public = name == "__init__" or not (name.startswith("_") or name == "forward")
+        if is_public and isinstance(method, FunctionType) and takes_options(method):
+            setattr(owner, name, explain_arguments(method))
 
 
 def takes_options(f: Any) -> bool:
@@ -122,7 +136,9 @@ def unknown_option(op: str, given: str, value: Any, known: Iterable[str]) -> Arg
     """The error for an option that a function does not have."""
     foreign = import_module("weft.core.foreign")  # only a mistake needs it
     names = [name for name in known if name not in ("args", "kwargs", "shared", "unknown")]
-    text: str = foreign.OPTIONS.get(op, {}).get(given, "")
+    options: dict[str, str] = foreign.OPTIONS.get(op, {})
+    text = options.get(f"{given}={value!r}" if isinstance(value, bool) else given, "")
+    text = text or options.get(given, "")
     meant: str = foreign.EVERYWHERE.get(given, "")
     if text.startswith("# "):
         problem, expected, fix = f"there is no {given} here", ", ".join(names), text[2:]
@@ -130,11 +146,11 @@ def unknown_option(op: str, given: str, value: Any, known: Iterable[str]) -> Arg
         called = text.partition("=")[0] or meant
         numpy = ", as in NumPy" if called in NUMPY_OPTIONS else ""
         problem, expected = f"{given} is called {called} here{numpy}", f"{called}="
-        fix = text or f"{meant}={short_repr(value)}"
+        fix = text or f"{meant}={_argument_text(value)}"
     else:
         close = nearest_name(given, names)
         problem, expected = f"no option is called {given!r}", "one of " + ", ".join(names)
-        fix = f"{close}={short_repr(value)}" if close else f"leave {given} out"
+        fix = f"{close}={_argument_text(value)}" if close else f"leave {given} out"
     return ArgumentTypeError(op, problem, expected=expected, got={given: value}, fix=fix)
 
 
@@ -151,7 +167,9 @@ def _too_many(op: str, form: Signature, args: tuple[Any, ...]) -> ArgumentTypeEr
     if positional[:1] == ["shape"] and all(isinstance(each, int) for each in args):
         problem, fix = "a shape is one argument", f"{op}({args})"
     elif len(options) >= len(extra):
-        named = [f"{name}={short_repr(value)}" for name, value in zip(options, extra, strict=False)]
+        named = [
+            f"{name}={_argument_text(value)}" for name, value in zip(options, extra, strict=False)
+        ]
         problem, fix = "options are passed by name", f"{op}({', '.join([*positional, *named])})"
     else:
         problem, fix = "too many arguments", _form_text(op, form)
@@ -162,6 +180,12 @@ def _too_many(op: str, form: Signature, args: tuple[Any, ...]) -> ArgumentTypeEr
         got={f"argument {i}": value for i, value in enumerate(args)},
         fix=fix,
     )
+
+
+def _argument_text(value: Any) -> str:
+    """A value as it is written in a call; a tensor or another object is left out."""
+    is_written = value is None or isinstance(value, (bool, int, float, str, tuple, list))
+    return short_repr(value) if is_written else "..."
 
 
 def _form_text(op: str, form: Signature) -> str:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 import weft as wf
 from weft.data.collate import Collate, convert_leaves
-from weft.data.dataset import Dataset, Indices, check_natural, positive
+from weft.data.dataset import Dataset, Indices, check_count, check_natural
 from weft.data.fetching import End, Fetcher, Job
 from weft.data.prefetch import Prefetcher
 from weft.data.samplers import BatchSampler, RandomSampler, Sampler, SequentialSampler
@@ -90,7 +90,7 @@ class DataLoader:
             else check_natural("DataLoader", "prefetch", prefetch)
         )
         if batch_size is not None:
-            positive("DataLoader", "batch_size", batch_size)
+            check_count("DataLoader", "batch_size", batch_size)
         self.batch_size = batch_size
         self.seed = seed
         self.persistent_workers = persistent_workers
@@ -110,13 +110,16 @@ class DataLoader:
         self._batch = 0
         self._begun = False
         self._share: tuple[int, int] | None = None
+        self._pads = False
 
-    def share(self, rank: int, count: int) -> None:
+    def share(self, rank: int, count: int, *, pad: bool | None = None) -> None:
         """Give out only the part of each batch that belongs to one of `count` processes.
 
         Batches, their order and `state_dict` stay those of one process, so a run may be resumed by
-        any number of processes. Every `count`-th item of a batch is in a part; a batch with fewer
-        items than processes is left out.
+        any number of processes. Every `count`-th item of a batch is in a part. A batch with fewer
+        items than processes is left out; with `pad`, processes that get none of it are given its
+        first item, and `part_rows` says that nothing of their part is theirs. None leaves that as
+        it was.
 
         >>> from weft.data import ArrayDataset, DataLoader
         >>> loader = DataLoader(ArrayDataset([0, 1, 2, 3, 4, 5, 6]), batch_size=4)
@@ -124,7 +127,7 @@ class DataLoader:
         >>> [batch.tolist() for batch in loader]
         [[1, 3], [5]]
         """
-        positive("DataLoader.share", "count", count)
+        check_count("DataLoader.share", "count", count)
         if not 0 <= rank < count:
             raise wf.ArgumentError(
                 "DataLoader.share",
@@ -141,11 +144,28 @@ class DataLoader:
                 got={"dataset": type(self.dataset)},
                 fix="give each process a stream of its own: every count-th file, for example",
             )
-        self._share = (rank, count)
+        self._share, self._pads = (rank, count), self._pads if pad is None else pad
+
+    def part_rows(self) -> list[int]:
+        """How many items of each batch of the next pass belong to this process; 0 for padding.
+
+        It is empty for a stream, and where nothing is shared.
+
+        >>> from weft.data import ArrayDataset, DataLoader
+        >>> loader = DataLoader(ArrayDataset([0, 1, 2, 3, 4]), batch_size=4)
+        >>> loader.share(1, 2, pad=True)
+        >>> loader.part_rows(), [part.tolist() for part in loader]
+        ([2, 0], [[1, 3], [4]])
+        """
+        plan = self._batches_of_epoch(self._epoch + self._begun)
+        if plan is None or self._share is None:
+            return []
+        rank, count = self._share
+        return [len(indices[rank::count]) for indices in plan]
 
     def __len__(self) -> int:
         if self._batches is not None:
-            if self._share is None:
+            if self._share is None or self._pads:
                 return len(self._batches)
             plan = self._batches_of_epoch(self._epoch) or ()
             return sum(len(indices) >= self._share[1] for indices in plan)
@@ -257,9 +277,9 @@ class DataLoader:
             return ((number, plan[number]) for number in range(start, len(plan)))
         rank, parts = self._share
         return (
-            (number, plan[number][rank::parts])
+            (number, plan[number][rank if rank < len(plan[number]) else 0 :: parts])
             for number in range(start, len(plan))
-            if len(plan[number]) >= parts
+            if self._pads or len(plan[number]) >= parts
         )
 
     def _take_pool(self) -> Pool:

@@ -52,7 +52,7 @@ from weft.distributed.process_group import (
 )
 from weft.distributed.recovery import Recovery
 from weft.distributed.ring import ring_attention
-from weft.distributed.sharing import LocalSteps, data_parallel
+from weft.distributed.sharing import LocalSteps, data_parallel, part_weight
 from weft.distributed.simulation import simulate
 from weft.distributed.stages.choices import plan_pipeline
 from weft.distributed.stages.pipeline import Pipeline
@@ -65,8 +65,8 @@ __all__ = [
     "PartitionedFunction", "Pipeline", "Plan", "Recovery", "ShardedCheckpoints", "all_gather",
     "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier", "bind_axes", "broadcast",
     "broadcast_object", "data_parallel", "divided", "gather_objects", "init", "is_initialized",
-    "load_whole_state", "local_rank", "measure_costs", "partition", "permute", "plan",
-    "plan_pipeline", "rank", "read_costs", "reduce_scatter", "reduce_to", "replicated",
+    "load_whole_state", "local_rank", "measure_costs", "part_weight", "partition", "permute",
+    "plan", "plan_pipeline", "rank", "read_costs", "reduce_scatter", "reduce_to", "replicated",
     "ring_attention", "role", "run_threads", "shard", "shard_experts", "shard_model",
     "shard_parameters", "shutdown", "simulate", "split", "take_shard", "whole_state", "world",
     "world_size",

@@ -77,10 +77,11 @@ def init(
     """Join the processes that were started with this one.
 
     engine: "mpi" (started by mpiexec, Slurm or `weft launch`), "gloo" (`weft launch --engine
-    gloo`), or "auto". axes: a mesh, as in {"data": 2, "model": 2}; without it the axes "world" and
-    "data" stand for all processes. timeout: seconds after which a process that waits says who is
-    late and ends; else WEFT_TIMEOUT, or 600. world_size: how many processes the program needs.
-    check: whether processes compare what they are about to do; see docs/distributed.md.
+    gloo`), "nccl" (a card for each process, with one of these beside it), or "auto". axes: a mesh,
+    as in {"data": 2, "model": 2}; without it the axes "world" and "data" stand for all processes.
+    timeout: seconds after which a process that waits says who is late and ends; else WEFT_TIMEOUT,
+    or 600. world_size: how many processes the program needs. check: whether processes compare what
+    they are about to do; see docs/distributed.md.
     """
     if (present := _job().world) is not None:
         raise wf.ArgumentError(
@@ -116,7 +117,9 @@ def _start_engine(engine: str, launch: Launch, timeout: float) -> Engine:
     if (launch.size == 1 and engine == "auto") or launch.restarts:
         return thread_engines(1)[0]  # one that was started again joins when it trains
     if engine == "nccl":
-        return nccl_world(launch.rank, launch.size)
+        host = "gloo" if launch.launcher == "weft" else "mpi"
+        beside = thread_engines(1)[0] if launch.size == 1 else _start_engine(host, launch, timeout)
+        return nccl_world(beside, launch.local_rank)
     if engine == "gloo" or (engine == "auto" and launch.launcher == "weft"):
         return gloo_world(launch.rank, launch.size, _meeting_folder(launch), timeout)
     return mpi_world()

@@ -30,7 +30,9 @@ from weft.distributed.parameters import (
     whole_shape,
 )
 
-__all__ = ["BUCKET", "GradientSharing", "LocalSteps", "data_parallel", "share_stages"]
+__all__ = [
+    "BUCKET", "GradientSharing", "LocalSteps", "data_parallel", "part_weight", "share_stages",
+]  # fmt: skip
 
 BUCKET = 1 << 22
 """Bytes of gradients that travel together; a larger gradient travels alone."""
@@ -87,6 +89,21 @@ def data_parallel(optimizer: Any, *, zero: int = 0, mesh_axis: str = "data") -> 
                 value.set_(sharing.part(value) if zero in (1, 2) else broadcast(value, mesh_axis))
     optimizer.sharing = sharing
     return optimizer
+
+
+def part_weight(rows: int, mesh_axis: str = "data") -> wf.Tensor:
+    """What to multiply a mean over this process's rows by, so that all rows count alike.
+
+    Parts of a batch that does not divide have different numbers of rows; the mean of their means,
+    each times its weight, is the mean over all rows. A part that is padding has no rows: 0.
+
+    >>> import weft as wf
+    >>> weights = lambda: wf.distributed.part_weight(3 - wf.distributed.rank())
+    >>> [round(weight.item(), 3) for weight in wf.distributed.run_threads(weights, 2)]
+    [1.2, 0.8]
+    """
+    own = wf.tensor(float(rows))
+    return own / all_reduce(own, mesh_axis, op="mean")
 
 
 def share_stages(optimizer: Any, mesh_axis: str, counted: tuple[bool, ...]) -> Any:

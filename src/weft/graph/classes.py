@@ -36,6 +36,7 @@ import weft as wf
 from weft.graph import building
 from weft.graph.building import Graph
 from weft.graph.variables import FedTensor, placeholder
+from weft.names import NODES
 
 __all__ = ["Node", "Operation", "Placeholder", "RegisterGradient", "apply", "bind_nodes"]
 
@@ -78,6 +79,14 @@ class Node(metaclass=ABCMeta):  # noqa: B024 (a base whose subclasses say what t
     def minimized_by(self, optimizer: Any) -> Node:
         """What `optimizer.minimize(node)` returns: an update, to be run by a session."""
         return _Update([self], optimizer)
+
+    def __getattr__(self, name: str) -> Any:
+        """A method of tensors, which gives a node: `x.sum(axis=0)`."""
+        if name.startswith("_") or not callable(getattr(wf.Tensor, name, None)):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return lambda *args, **options: apply(
+            getattr(wf.Tensor, name), self, *args, name=name, **options
+        )
 
     def __repr__(self) -> str:
         line = _expression(self)
@@ -258,6 +267,9 @@ def apply(function: Callable[..., Any], *inputs: Any, name: str = "", **options:
     """
     known = getattr(function, "__name__", "function")
     return _Call(function, inputs, options, name or _NAMES.get(known, known))
+
+
+NODES.append((Node, apply))
 
 
 class _Update(Node):

@@ -24,6 +24,7 @@ class AbstractTrace(Trace):
     """Computes types and nothing else."""
 
     name = "type inference"
+    is_placed = False
 
     def __init__(self, *, stages: bool = True) -> None:
         self.stages = stages
@@ -35,7 +36,7 @@ class AbstractTrace(Trace):
         value.type = kind
         return wrap(value)
 
-    def process(
+    def process_primitive(
         self, primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any], types: Any
     ) -> Any:
         """See `Trace`."""

@@ -20,8 +20,8 @@ import numpy as np
 from weft.core.arrays import (
     CONCRETE,
     HostArray,
+    can_compute_on,
     check_one_device,
-    computes,
     device_of,
     move,
     to_host,
@@ -62,7 +62,7 @@ NATIVE: list[Native] = []
 
 
 ELSEWHERE: list[Native] = []
-"""Computes a primitive on another device than the host, or gives None; see eager.py."""
+"""Computes a primitive on another device than the host, or gives None; see elsewhere.py."""
 
 
 KNOWN_ELSEWHERE: list[Callable[[Primitive, Sequence[Tensor], dict[str, Any]], Any]] = []
@@ -126,8 +126,8 @@ def bind(primitive: Primitive, *operands: Tensor, **params: Any) -> Any:
     if traces.keeper is None:
         result = compute(primitive, operands, params, types, trace)
     else:
-        result = traces.keeper.process(primitive, operands, params, types, trace)
-    if grad_mode.enabled and _varies(primitive, operands, types):
+        result = traces.keeper.process_primitive(primitive, operands, params, types, trace)
+    if grad_mode.enabled and _may_be_differentiated(primitive, operands, types):
         record(primitive, params, operands, result)
     if primitive.part is not None:
         as_part(result, operands[0], (primitive.part, params))
@@ -143,7 +143,7 @@ def _bind_known(primitive: Primitive, operands: tuple[Tensor, ...], params: dict
         return None
     if grad_mode.enabled and any(operand._node is not None for operand in operands):
         types = primitive.type_rule(*[operand.type for operand in operands], **params)
-        if _varies(primitive, operands, types):
+        if _may_be_differentiated(primitive, operands, types):
             record(primitive, params, operands, result)
     if primitive.part is not None:
         as_part(result, operands[0], (primitive.part, params))
@@ -162,8 +162,8 @@ def compute(
         return evaluate(primitive, [operand._value for operand in operands], params)
     with _Outside(trace):
         if trace.stages:
-            return trace.process(primitive, operands, params, types)
-        return call_beside(trace.process, (primitive, operands, params, types), {})
+            return trace.process_primitive(primitive, operands, params, types)
+        return call_beside(trace.process_primitive, (primitive, operands, params, types), {})
 
 
 apply: Callable[..., Tensor] = bind
@@ -181,8 +181,9 @@ def evaluate(primitive: Primitive, arrays: list[Any], params: dict[str, Any]) ->
     for array in arrays:
         if type(array) is not HostArray:
             return _evaluate_elsewhere(primitive, arrays, params, device_of(array))
-    if not arrays and traces.device is not None and traces.device is not CPU:
-        return _evaluate_elsewhere(primitive, arrays, params, traces.device)
+    device = traces.device
+    if device is not None and device is not CPU and not any(array.ndim for array in arrays):
+        return _evaluate_numbers(primitive, arrays, params, device)
     if NATIVE and not OBSERVERS:
         found = NATIVE[0](primitive, arrays, params)
         if found is not None:
@@ -208,6 +209,26 @@ def evaluate(primitive: Primitive, arrays: list[Any], params: dict[str, Any]) ->
     return wrap(result if type(result) in CONCRETE else np.asarray(result))
 
 
+def _evaluate_numbers(
+    primitive: Primitive, arrays: list[Any], params: dict[str, Any], device: Device
+) -> Any:
+    """Compute what is made of single numbers of the host, or of nothing, for a device.
+
+    What has a shape is moved there. A number stays: it fits beside any tensor.
+    """
+    if not arrays:
+        return _evaluate_elsewhere(primitive, arrays, params, device)
+    with constants_on(CPU):
+        results = evaluate(primitive, arrays, params)
+    if traces.recording:  # constants of a program are the host's
+        return results
+    moved = [
+        wrap(move(each._value, device)) if each.shape else each
+        for each in (results if primitive.multiple else (results,))
+    ]
+    return tuple(moved) if primitive.multiple else moved[0]
+
+
 def _evaluate_elsewhere(
     primitive: Primitive, arrays: list[Any], params: dict[str, Any], device: Device
 ) -> Any:
@@ -216,7 +237,7 @@ def _evaluate_elsewhere(
         return wrap(primitive.reference(*arrays, **params))
     if primitive.name == "call":  # its graph says what is computed where
         return tuple(map(wrap, primitive.reference(*arrays, **params)))
-    if not computes(device):
+    if not can_compute_on(device):
         raise _no_target(primitive, arrays)
     if arrays:  # what is made of nothing differs in its shape: code for each would take too long
         found = ELSEWHERE[0](primitive, arrays, params)
@@ -368,7 +389,7 @@ def _has_symbol(value: Any) -> bool:
     return isinstance(value, Dim)
 
 
-def _varies(primitive: Primitive, operands: tuple[Tensor, ...], types: Any) -> bool:
+def _may_be_differentiated(primitive: Primitive, operands: tuple[Tensor, ...], types: Any) -> bool:
     """Whether a derivative may be asked of the result."""
     for operand in operands:
         if operand._node is not None:

@@ -300,6 +300,14 @@ def _refuse_method(op: str, kind: type, name: str) -> None:
 
 
 def _check_module(op: str, module: Any) -> Module:
+    if op == "Sequential" and isinstance(module, (list, tuple)):
+        raise wf.ArgumentTypeError(
+            op,
+            "modules are arguments, not a list",
+            expected="Sequential(module, module, ...)",
+            got={"module": module},
+            fix="wf.nn.Sequential(*modules)",
+        )
     if not isinstance(module, Module):
         raise wf.ArgumentTypeError(
             op,

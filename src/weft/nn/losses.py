@@ -298,11 +298,18 @@ class MultiMarginLoss(_Loss):
     """
 
     function = F.multi_margin_loss
-    names = ("p", "margin", "reduction")
+    names = ("p", "margin", "weight", "reduction")
 
-    def __init__(self, p: int = 1, margin: float = 1.0, reduction: str = "mean") -> None:
+    def __init__(
+        self,
+        p: int = 1,
+        margin: float = 1.0,
+        weight: wf.Tensor | None = None,
+        reduction: str = "mean",
+    ) -> None:
         super().__init__(reduction)
         self.p, self.margin = p, margin
+        self._hold(weight=weight)
 
 
 class MultiLabelMarginLoss(_Loss):

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import weft as wf
-from weft.names import nearest_name
+from weft.names import explain_attributes, nearest_name
 from weft.nn.layout import Place
 
 SHOWN = 8
@@ -26,6 +26,9 @@ class Mismatch(NamedTuple):
 
     missing: list[str]
     unexpected: list[str]
+
+
+explain_attributes(Mismatch, "mismatch")
 
 
 def check_state(
@@ -50,11 +53,11 @@ def check_state(
         if p.name in state and wf.asarray(state[p.name]).shape != tensors[p.index].shape
     ]
     if misshapen or (strict and (missing or unexpected)):
-        raise _misfit(missing, unexpected, misshapen, strict)
+        raise _misfit_error(missing, unexpected, misshapen, strict)
     return Mismatch(missing, unexpected)
 
 
-def _misfit(
+def _misfit_error(
     missing: list[str], unexpected: list[str], misshapen: list[str], strict: bool
 ) -> wf.WeftError:
     kinds = {"missing": missing, "unexpected": unexpected, "misshapen": misshapen}

@@ -125,6 +125,14 @@ class Call:
 
 def summarize(net: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Summary:
     """The table of one call; see `Module.summary`."""
+    if not args and not kwargs:
+        raise wf.ArgumentTypeError(
+            "summary",
+            "sizes depend on what the network is called with",
+            expected="the arguments of a call, as tensors or types",
+            got={"arguments": "none"},
+            fix='net.summary(wf.spec("float32", (32, 784)))  # the dtype and shape of a batch',
+        )
     calls = _calls(net, args, kwargs)
     layout = lay_out(net)
     modules = dict(layout.modules)

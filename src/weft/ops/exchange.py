@@ -9,7 +9,10 @@ False
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from opcode import opmap
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -23,6 +26,7 @@ from weft.core.errors import (
     DeviceError,
     DTypeError,
     GradientError,
+    ShapeError,
 )
 from weft.ir.forward import has_derivative
 from weft.ir.tape import Leaf
@@ -164,7 +168,25 @@ def iterate(x: Tensor) -> Iterator[Tensor]:
             got={"x": x},
             fix="take the number itself: x.item()",
         )
+    _check_unpacking(x, sys._getframe(1))
     return (x[position] for position in range(len(x)))
+
+
+def _check_unpacking(x: Tensor, caller: FrameType) -> None:
+    """Refuse `values, places = x.max(axis=1)`: of a tensor, names take rows, one each."""
+    place, code = caller.f_lasti, caller.f_code.co_code
+    if place < 0 or code[place] != _UNPACK or code[place + 1] == len(x):
+        return
+    raise ShapeError(
+        "unpacking",
+        f"{code[place + 1]} names for a tensor of {len(x)} rows",
+        expected=f"{len(x)} names, or one",
+        got={"x": x},
+        fix="functions give one result each: values = x.max(axis=1), places = x.argmax(axis=1)",
+    )
+
+
+_UNPACK = opmap["UNPACK_SEQUENCE"]
 
 
 def dlpack(

@@ -255,7 +255,7 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:
     if min is None and max is None:
         return alias(tensor)
     dtype = _clip_dtype(tensor, [bound for bound in (min, max) if bound is not None])
-    lowest, highest = _extremes(dtype)
+    lowest, highest = extremes(dtype)
     low = scalar_tensor("clip", lowest, dtype) if min is None else _clip_bound(min, dtype, "min")
     high = scalar_tensor("clip", highest, dtype) if max is None else _clip_bound(max, dtype, "max")
     return apply(clamp, convert_to(tensor, dtype), low, high)
@@ -274,7 +274,7 @@ def _has_fraction(bound: Any) -> bool:
     return type(bound) is not int and as_tensor("clip", bound).dtype.is_inexact
 
 
-def _extremes(dtype: DType) -> tuple[Any, Any]:
+def extremes(dtype: DType) -> tuple[Any, Any]:
     """The least and the greatest number of a real dtype."""
     if dtype.is_floating:
         return -np.inf, np.inf
@@ -284,7 +284,7 @@ def _extremes(dtype: DType) -> tuple[Any, Any]:
 
 def _clip_bound(bound: Any, dtype: DType, name: str) -> Tensor:
     """A bound in the dtype of x; an integer beyond its range becomes the nearest within it."""
-    lowest, highest = _extremes(dtype)
+    lowest, highest = extremes(dtype)
     if type(bound) in (bool, int) and dtype.is_integer:
         nearest = lowest if bound < lowest else highest if bound > highest else int(bound)
         return scalar_tensor("clip", nearest, dtype)
@@ -294,7 +294,7 @@ def _clip_bound(bound: Any, dtype: DType, name: str) -> Tensor:
     if tensor.dtype not in DTYPE_CLASSES["ordered"]:
         raise wrong_dtype("clip", "real", {name: tensor})
     if tensor.dtype.is_integer and dtype.is_integer and tensor.dtype is not dtype:
-        least, most = _extremes(tensor.dtype)
+        least, most = extremes(tensor.dtype)
         low = scalar_tensor("clip", max(least, lowest), tensor.dtype)
         high = scalar_tensor("clip", min(most, highest), tensor.dtype)
         tensor = apply(clamp, tensor, low, high)

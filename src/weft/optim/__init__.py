@@ -14,6 +14,7 @@ The same lines run eagerly and inside `wf.jit`, where the updates are part of th
 """
 
 from weft.names import explain_all as _explain_all
+from weft.names import explain_attributes as _explain_attributes
 from weft.names import missing_from as _missing_from
 from weft.optim import rules, schedules
 from weft.optim.adam_variants import Adafactor, Adamax, NAdam, RAdam, SparseAdam
@@ -69,4 +70,5 @@ __all__ = [
 ]
 
 _explain_all(globals(), __all__)
+_explain_attributes(Optimizer, "optimizer")
 __getattr__ = _missing_from("wf.optim", __all__)

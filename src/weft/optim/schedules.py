@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import weft as wf
 from weft.names import explain_all as _explain_all
+from weft.names import explain_attributes as _explain_attributes
 from weft.names import missing_from as _missing_from
 from weft.optim.checks import check_fraction, check_lr, check_positive
 from weft.optim.nodes import tree_node
@@ -530,4 +531,6 @@ tree_node(Scheduler, ("optimizer", "epochs"))
 tree_node(Plateau, ("optimizer", "best", "waited", "resting"))
 
 _explain_all(globals(), __all__)
+for _class in (Scheduler, Plateau):
+    _explain_attributes(_class, "scheduler")
 __getattr__ = _missing_from("wf.optim.schedules", __all__)

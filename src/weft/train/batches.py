@@ -49,7 +49,7 @@ def as_loader(op: str, data: Any, batch_size: int, *, shuffle: bool, seed: int |
             "this is not data",
             expected="a DataLoader, a Dataset, arrays (inputs, targets), or a list of batches",
             got={"data": data},
-            fix="wf.data.DataLoader(dataset, batch_size=32)",
+            fix=f"inputs and targets together, {op}((x, y)), or wf.data.DataLoader(dataset)",
         )
     if isinstance(data, Iterator):
         raise wf.ArgumentTypeError(

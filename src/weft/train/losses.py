@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import weft as wf
+from weft.names import suggestion
 from weft.train.names import unknown
 
 __all__ = ["as_loss"]
@@ -22,7 +23,9 @@ def as_loss(loss: Any) -> Any:
     if isinstance(loss, str):
         known = [name for name in dir(wf.nn.functional) if name.endswith(_ENDINGS)]
         if loss not in known:
-            raise unknown("train.Trainer", "loss", loss, known)
+            call = suggestion(loss, [], "wf.nn.functional")  # wf.nn.functional.mse_loss(x, y)
+            meant = call.partition("(")[0].rpartition(".")[2]
+            raise unknown("train.Trainer", "loss", loss, known, meant if meant in known else "")
         return getattr(wf.nn.functional, loss)
     if loss is not None and not callable(loss):
         raise wf.ArgumentError(

@@ -14,10 +14,13 @@ from weft.names import nearest_name
 __all__ = ["unknown"]
 
 
-def unknown(op: str, kind: str, name: str, known: Iterable[str]) -> wf.NameUnknownError:
+def unknown(
+    op: str, kind: str, name: str, known: Iterable[str], meant: str = ""
+) -> wf.NameUnknownError:
     """The error for a name of something (a metric, a key) that does not exist."""
     names = list(known)
-    meant = nearest_name(name, names)
+    longer = [each for each in names if each.startswith(name)]
+    meant = meant or (longer[0] if len(longer) == 1 else nearest_name(name, names))
     return wf.NameUnknownError(
         op,
         f"no {kind} is called {name!r}",

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import weft as wf
 from weft.distributed.recovery import Members, is_loss, joining_error, take_newest
 from weft.train import resuming
-from weft.train.batches import size_of
 from weft.train.strategies import DataStrategy, Strategy
 
 __all__ = ["RecoveringStrategy", "recovering_strategy"]
@@ -72,7 +71,7 @@ class RecoveringStrategy(DataStrategy):
 
     def run_step(self, trainer: Any, batch: Any, *settings: Any) -> tuple[wf.Tensor, Any, Any]:
         """See `Strategy`; between updates, processes are taken in that wait to join."""
-        is_first = trainer.waiting == size_of(batch)
+        is_first = trainer.waiting == trainer.own_rows(batch)
         if is_first and self.members.has_waiting():
             raise joining_error()
         return super().run_step(trainer, batch, *settings)

@@ -18,6 +18,7 @@ from itertools import islice
 from typing import Any
 
 import weft as wf
+from weft.train.automatic import choose_strategy
 
 __all__ = ["STRATEGIES", "DataStrategy", "LocalStrategy", "SplitStrategy", "Strategy",
            "find_strategy", "no_average"]  # fmt: skip
@@ -31,6 +32,8 @@ class Strategy:
 
     rank = 0
     size = 1
+    pads = False
+    """Whether a batch with fewer rows than processes is filled up, with rows that weigh nothing."""
 
     def share_trainer(self, trainer: Any) -> None:
         """Have the trainer's model and optimiser take part."""
@@ -120,6 +123,8 @@ class Strategy:
 class DataStrategy(Strategy):
     """Data parallel training over the mesh axis "data"."""
 
+    pads = True
+
     def __init__(self, zero: int) -> None:
         if not wf.distributed.is_initialized():
             wf.distributed.init()
@@ -139,7 +144,7 @@ class DataStrategy(Strategy):
     def share_loader(self, loader: Any) -> Any:
         """See `Strategy`; batches that are no loader's are the same on all processes."""
         if hasattr(loader, "share"):
-            loader.share(self.place, self.size)
+            loader.share(self.place, self.size, pad=self.pads)
         return loader
 
     def own_batches(self, batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
@@ -232,6 +237,8 @@ class LocalStrategy(DataStrategy):
     The mean is also taken before evaluation, before checkpoints and at the end.
     """
 
+    pads = False
+
     def __init__(self, every: int) -> None:
         super().__init__(0)
         self.every = every
@@ -286,17 +293,24 @@ def no_average(strategy: str) -> wf.UnsupportedError:
     )
 
 
-def find_strategy(wanted: str | Strategy | None) -> Strategy:
-    """The strategy of a name, or the one given; None is that of one process."""
+def find_strategy(
+    wanted: str | Strategy | None, optimizer: Any = None, whole: bool = False
+) -> Strategy:
+    """The strategy of a name, or the one given; None is that of one process.
+
+    For "auto" the optimiser says what is shared, and `whole` whether all of it must stay whole.
+    """
     if wanted is None:
         return Strategy()
     if isinstance(wanted, Strategy):
         return wanted
+    if wanted == "auto":
+        wanted = choose_strategy(optimizer, whole=whole)
     if wanted not in STRATEGIES:
         raise wf.ArgumentError(
             "train.Trainer",
             "there is no such strategy",
-            expected="None, one of " + ", ".join(STRATEGIES) + ", or a strategy of wf.train: "
+            expected="None, auto, one of " + ", ".join(STRATEGIES) + ", or a strategy of wf.train: "
             "PipelineStrategy(stages=2), LocalStrategy(every=8)",
             got={"strategy": wanted},
             fix='strategy="data"',

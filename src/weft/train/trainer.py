@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import weft as wf
+from weft.data.dataset import check_count
 from weft.optim import LBFGS, ExponentialMovingAverage, LossScale, schedules
 from weft.optim.precision import check_precision
 from weft.optim.states import named_tensors
@@ -55,10 +56,10 @@ class Trainer:
     `checkpoint_every` so many steps (else epochs) and `keep_last`, `seed`, `device` (the model is
     moved there, and batches go where it is), `strategy` for the processes of `weft launch`:
     "data" (each takes its part of a batch), "zero1" (and of the optimiser's state), "zero2" (and
-    of the gradients), "zero3" (and of the parameters) or a `PipelineStrategy`; with `recover` the
-    others go on after the loss of a process, and `distillation` lets it learn from another model
-    (`Distillation`). A subclass may define `objective` where the loss needs
-    more than that.
+    of the gradients), "zero3" (and of the parameters), "auto" (the one of these that fits and sends
+    least) or a `PipelineStrategy`; with `recover` the others go on after the loss of a process, and
+    `distillation` lets it learn from another model (`Distillation`). A subclass may define
+    `objective` where the loss needs more than that.
 
     >>> import weft as wf
     >>> wf.random.seed(0)
@@ -95,15 +96,18 @@ class Trainer:
         distillation: Distillation | None = None,
     ) -> None:
         self.distillation = distillation
-        self.model, self.loss_function, self.optimizer = model, as_loss(loss), optimizer
-        self.strategy = find_strategy(strategy)
+        self.model, self.loss_function = model, as_loss(loss)
+        self.optimizer = _check_optimizer(optimizer)
+        self.strategy = find_strategy(strategy, optimizer, whole=recover or ema is not None)
         if device is not None:
             self._move(device)
         self.metrics: list[Metric] = as_metrics(metrics)
         self._all_callbacks = [*callbacks, *([Progress()] if progress else [])]
         self.choose_callbacks()
-        self.accumulate = _positive("accumulate", accumulate)
-        self.checkpoint_every = checkpoint_every and _positive("checkpoint_every", checkpoint_every)
+        self.accumulate = check_count("train.Trainer", "accumulate", accumulate)
+        self.checkpoint_every = checkpoint_every and check_count(
+            "train.Trainer", "checkpoint_every", checkpoint_every
+        )
         self.checkpoint_folder = (
             None if checkpoint_folder is None else CheckpointFolder(checkpoint_folder, keep_last)
         )
@@ -198,6 +202,7 @@ class Trainer:
         self.loss_sum, self.loss_count, self.waiting = 0.0, 0, 0
         self.loader_state: Any = None
         self.loader_restored = False
+        self._part_rows: list[int] = []
 
     # --- the step, which is compiled ---------------------------------------------------------
 
@@ -358,12 +363,15 @@ class Trainer:
         if self.batches == 0:
             self._reset_counts()
         self.strategy.begin_epoch(self, loader)
+        shares = self.strategy.pads and hasattr(loader, "part_rows")
+        self._part_rows = loader.part_rows() if shares else []
         self._call("on_epoch_begin")
         for batch, is_last in resuming.epoch_batches(self, loader):
             self._step(batch, is_last)
             due = self.checkpoint_every and self.step % self.checkpoint_every == 0
             if due and self.waiting == 0 and not is_last:
                 self.save_checkpoint(loader=loader)
+        self._part_rows = []
         self.epoch += 1
         self.strategy.join_metrics(self.metrics)
         measured = self._metric_values(self.metrics)
@@ -390,7 +398,7 @@ class Trainer:
         """Train on one batch."""
         self.batch, self.gradients = batch, {}
         self._call("on_step_begin")
-        self.waiting += batches.size_of(batch)
+        self.waiting += self.own_rows(batch)
         update = is_last or (self.batches + 1) % self.accumulate == 0
         outputs = self._run(batch, update)
         self.loss_sum += self.loss * self.batch_rows
@@ -410,13 +418,18 @@ class Trainer:
 
     def _run(self, batch: Any, update: bool) -> Any:
         """The compiled step; the model's outputs, if metrics want them."""
-        weight, total = self._weights(batches.size_of(batch))
+        weight, total = self._weights(self.own_rows(batch))
         keep, self._wants_gradients = self._wants_gradients, False
         step_results = self.strategy.run_step(self, batch, weight, total, update, keep)
         told, outputs, self.gradients = step_results
-        size = batches.size_of(batch)
-        self.loss, self.batch_rows, self.nan_source = self.strategy.read_loss(told, size)
-        return outputs
+        rows = self.own_rows(batch)
+        self.loss, self.batch_rows, self.nan_source = self.strategy.read_loss(told, rows)
+        return outputs if rows else None  # rows that fill a batch up are no one's
+
+    def own_rows(self, batch: Any) -> int:
+        """How many rows of a batch count: none of one that fills up a batch for other processes."""
+        is_padding = self._part_rows[self.batches : self.batches + 1] == [0]
+        return 0 if is_padding else batches.size_of(batch)
 
     def _weights(self, size: int) -> tuple[wf.Tensor, wf.Tensor]:
         """The weight of a batch among those of one update, and the sum of all their weights."""
@@ -570,13 +583,15 @@ def _slices(data: Any, batch_size: int) -> list[Any]:
     return [data[i : i + batch_size] for i in range(0, len(data), batch_size)]
 
 
-def _positive(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise wf.ArgumentError(
+def _check_optimizer(optimizer: Any) -> Any:
+    if isinstance(optimizer, (str, type)):
+        name = optimizer if isinstance(optimizer, str) else optimizer.__name__
+        known = {each.lower(): each for each in wf.optim.__all__}
+        raise wf.ArgumentTypeError(
             "train.Trainer",
-            f"{name} is not a number of things",
-            expected="an integer of at least 1",
-            got={name: value},
-            fix=f"{name}=1",
+            "an optimiser knows its parameters: neither a name nor a class will do",
+            expected="an optimiser",
+            got={"optimizer": optimizer},
+            fix=f"wf.optim.{known.get(name.lower(), 'Adam')}(model.parameters(), lr=1e-3)",
         )
-    return value
+    return optimizer

@@ -52,6 +52,15 @@ FUNCTIONS = {
         x, (3,), p=[0.25] * 4, key=wf.random.key(0)
     ),
     "a shuffle": lambda x: wf.random.shuffle(x, key=wf.random.key(0)),
+    "a mean at places": lambda x: wf.scatter_reduce(x, 0, wf.argsort(x, axis=0) // 2, x, "mean"),
+    "numbers from a distribution of a tensor and a number": lambda x: wf.random.beta(
+        None, x + 0.5, 1.5, key=wf.random.key(0)
+    ),
+    "numbers of a key that is computed": lambda x: wf.vmap(
+        lambda row: wf.random.poisson(
+            (3,), 2.5, key=wf.random.fold_in(wf.random.key(1).to(x.device), wf.argmax(row))
+        )
+    )(x),
     "a linear function": lambda x: wf.linearize(lambda x: wf.sin(x) * x, x)[1](x),
 }
 
@@ -72,6 +81,16 @@ def test_a_network_on_a_card_is_summed_up_and_traced_from_types_alone(card: Host
     expected = str(net.summary(kind)), len(wf.ir.trace(net, kind).nodes)
     net = net.to("cuda")
     assert (str(net.summary(kind)), len(wf.ir.trace(net, kind).nodes)) == expected
+
+
+def test_a_compiled_function_takes_constants_of_the_program_that_calls_it(card: HostCard) -> None:
+    x = wf.tensor(0.25).to("cuda")
+
+    def f(x: wf.Tensor) -> wf.Tensor:
+        drawn = wf.random.normal((3,), key=wf.random.key(0))
+        return wf.jit(lambda y: wf.maximum(y, x))(drawn)
+
+    np.testing.assert_array_equal(wf.jit(f)(x).numpy(), f(x.to("cpu")).numpy())
 
 
 def test_a_sum_of_one_term_is_no_negative_zero(card: HostCard) -> None:

@@ -231,11 +231,16 @@ class StateTrace(GraphTrace):
 
 
 def argument_place(handle: Tensor) -> Device | None:
-    """Where an argument is; None where there is one device, and for single numbers of the host."""
+    """Where an argument is; None where there is one device, and for single numbers of the host.
+
+    Arrays of the host are constants of the program that calls this one, where another does.
+    """
     if len(CONCRETE) == 1 or (not handle.shape and is_host(handle._value)):
         return None
-    place = place_of(handle)
-    return CPU if place is None and is_host(handle._value) else place
+    place, is_called_by_program = place_of(handle), len(traces.recording) > 1
+    if place is None and is_host(handle._value) and not is_called_by_program:
+        return CPU
+    return place
 
 
 def outside_source(handle: Tensor) -> Source:
@@ -290,7 +295,7 @@ def _finish(
     writes = [
         write
         for held in trace.held.values()
-        for write in _writes(held, put, trace.written_gradients)
+        for write in _writes_to_handle(held, put, trace.written_gradients)
     ]
     if drawn is not None:
         writes.append(Write(Source(), put(drawn)))
@@ -304,7 +309,7 @@ def _finish(
     )
 
 
-def _writes(held: Held, put: Callable[[Any], int], replaced: Set[int]) -> list[Write]:
+def _writes_to_handle(held: Held, put: Callable[[Any], int], replaced: Set[int]) -> list[Write]:
     """What the call changed in one handle; its gradient also where it was cleared already."""
     found: list[Write] = []
     handle, source = held.handle(), held.source

@@ -61,7 +61,7 @@ def _in_blocks(loop: Accumulate, in_vectors: bool) -> list[Statement]:
     here = outer * block + loop.index
     inner = [_block_update(update, loop.index, here) for update in loop.updates]
     left = scalars.minimum(scalars.const(block, INDEX), loop.extent - outer * block)
-    body = tuple(_statement(each, loop.index, here) for each in loop.body)
+    body = tuple(substitute_statement(each, loop.index, here) for each in loop.body)
     rows = Accumulate(loop.index, left, tuple(inner), body)
     blocks = (loop.extent + (block - 1)) // block
     totals = [_total(update, part) for update, part in zip(loop.updates, inner, strict=True)]
@@ -98,7 +98,7 @@ def _total(update: Update, part: Update) -> Update:
     return Update(variable, update.combine, scalars.cast(part.variable, dtype), init)
 
 
-def _statement(statement: Statement, index: Scalar, here: Scalar) -> Statement:
+def substitute_statement(statement: Statement, index: Scalar, here: Scalar) -> Statement:
     """A statement with an index replaced."""
     known = {index: here}
     match statement:
@@ -113,7 +113,7 @@ def _statement(statement: Statement, index: Scalar, here: Scalar) -> Statement:
                 where,
             )
         case For():
-            body = tuple(_statement(each, index, here) for each in statement.body)
+            body = tuple(substitute_statement(each, index, here) for each in statement.body)
             return replace(statement, extent=substitute_scalars(statement.extent, known), body=body)
     updates = tuple(
         replace(
@@ -124,7 +124,7 @@ def _statement(statement: Statement, index: Scalar, here: Scalar) -> Statement:
         )
         for update in statement.updates
     )
-    body = tuple(_statement(each, index, here) for each in statement.body)
+    body = tuple(substitute_statement(each, index, here) for each in statement.body)
     extent = substitute_scalars(statement.extent, known)
     return Accumulate(statement.index, extent, updates, body)
 

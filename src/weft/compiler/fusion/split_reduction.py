@@ -44,6 +44,8 @@ def chunk_rows(node: GraphNode, limits: FusionLimits) -> int:
     found = _divisor(shape[last], limits)
     if not found and limits.ragged_chunks and not _is_below(shape[last], limits.chunk_rows):
         return limits.chunk_rows
+    while found % 32 == 0 and _is_below(rows, limits.fewest_chunks * found):
+        found //= 2
     return 0 if rows == found else found  # one chunk is the whole sum
 
 

@@ -30,6 +30,7 @@ from weft.compiler.pipeline import (
     last_passes,
     optimize_with_report,
 )
+from weft.compiler.plan.column_sums import fuse_column_sums
 from weft.compiler.plan.control_flow import control_launch
 from weft.compiler.plan.horizontal_fusion import USUAL, schedule_launches
 from weft.compiler.plan.in_place import choose_places, donations, places, settled_outputs
@@ -124,7 +125,7 @@ def plan_graph(
     chunk = limits.plan.step_chunk_operations if step else limits.plan.chunk_operations
     start = log.begin()
     lowered, launches = _select(graph, steps, shared, chunk)
-    launches = mark_repeated_checks(launches, graph)
+    launches = mark_repeated_checks(fuse_column_sums(launches, root, limits.plan), graph)
     log.end(LOWERING, start, len(steps), len(launches), {"kernels": len(lowered)})
     first, rest = _split_preparation(launches, graph, fixed, root)
     read_later = [value for launch in rest for value in launch.values]

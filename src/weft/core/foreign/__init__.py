@@ -27,8 +27,17 @@ SPACES: dict[str, tuple[str, ...]] = {
     "wf": ("torch", "numpy", "jax", "jax.lax", "tensorflow"),
     "x": ("torch.Tensor", "numpy.ndarray", "torch", "numpy", "jax.lax"),
     "net": ("torch.nn.Module", "keras.Model"),
+    "optimizer": ("torch.optim.Optimizer",),
+    "scheduler": ("torch.optim.lr_scheduler.LRScheduler",),
+    "mismatch": ("torch.nn.Module.load_state_dict",),
     "wf.nn": ("torch.nn", "keras.layers", "keras.losses", "flax.linen"),
-    "wf.nn.functional": ("torch.nn.functional", "jax.nn", "keras.activations", "torch"),
+    "wf.nn.functional": (
+        "torch.nn.functional",
+        "jax.nn",
+        "keras.activations",
+        "keras.losses by name",
+        "torch",
+    ),
     "wf.nn.init": ("torch.nn.init",),
     "wf.optim": ("torch.optim", "optax", "keras.optimizers", "torch.optim.lr_scheduler"),
     "wf.optim.schedules": (
@@ -41,7 +50,6 @@ SPACES: dict[str, tuple[str, ...]] = {
     "wf.linalg": ("torch.linalg", "torch"),
     "wf.random": ("jax.random", "numpy.random", "torch"),
     "wf.tree": ("jax.tree",),
-    "wf.fft": ("torch.fft",),
     "wf.distributed": ("torch.distributed", "jax.lax"),
     "wf.cuda": ("torch.cuda",),
 }

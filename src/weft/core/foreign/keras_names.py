@@ -55,6 +55,15 @@ KERAS: dict[str, dict[str, str]] = {
         "MeanSquaredError": "wf.nn.MSELoss()",
         "SparseCategoricalCrossentropy": "wf.nn.CrossEntropyLoss()",
     },
+    "keras.losses by name": {
+        "binary_crossentropy": "wf.nn.functional.binary_cross_entropy_with_logits(x, y)",
+        "categorical_crossentropy": "wf.nn.functional.cross_entropy(x, y)",
+        "mae": "wf.nn.functional.l1_loss(x, y)",
+        "mean_absolute_error": "wf.nn.functional.l1_loss(x, y)",
+        "mean_squared_error": "wf.nn.functional.mse_loss(x, y)",
+        "mse": "wf.nn.functional.mse_loss(x, y)",
+        "sparse_categorical_crossentropy": "wf.nn.functional.cross_entropy(x, i)",
+    },
     "keras.activations": {
         "hard_sigmoid": "wf.nn.functional.hardsigmoid(x)",
         "linear": "x",
@@ -76,8 +85,8 @@ KERAS: dict[str, dict[str, str]] = {
     "keras.Model": {
         "compile": "wf.train.Trainer(net, loss_fn, optimizer, metrics=['accuracy'])",
         "count_params": "sum(p.size for p in net.parameters())",
-        "evaluate": "trainer.evaluate(batches)",
-        "fit": "trainer.fit(batches, epochs=1)",
+        "evaluate": "wf.train.Trainer(net, loss_fn, optimizer).evaluate(batches)",
+        "fit": "wf.train.Trainer(net, loss_fn, optimizer).fit(batches, epochs=1)",
         "get_weights": "net.state_dict()",
         "load_weights": "net.load_state_dict(net.state_dict())",
         "predict": "net(x)",

@@ -11,6 +11,9 @@ thing here, and what to do instead.
 
 from __future__ import annotations
 
+STEPPED = "  # for scheduler.step(): wf.optim.schedules.Scheduler(optimizer, schedule)"
+"""How a schedule is moved on by hand."""
+
 TORCH: dict[str, dict[str, str]] = {
     "torch": {
         # element by element
@@ -86,7 +89,7 @@ TORCH: dict[str, dict[str, str]] = {
         "cholesky": "wf.linalg.cholesky(spd)",
         "cross": "wf.linalg.cross(v3, w3)",
         "det": "wf.linalg.det(x)",
-        "dot": "wf.vecdot(v, w)",
+        "dot": "wf.vecdot(v, w)  # of lines; x @ y of matrices",
         "eig": "wf.linalg.eig(x)",
         "ger": "wf.outer(v, w)",
         "inverse": "wf.linalg.inv(spd)",
@@ -151,7 +154,7 @@ TORCH: dict[str, dict[str, str]] = {
         "BoolTensor": "wf.tensor([True, False])",
         "Size": "tuple(x.shape)",
         "FloatTensor": "wf.tensor(data, dtype='float32')",
-        "Generator": "wf.random.key(0)  # functions of wf.random take key=",
+        "Generator": "wf.random.key(0)  # for key= of wf.random; wf.data takes seed=0",
         "LongTensor": "wf.tensor(data, dtype='int64')",
         "from_numpy": "wf.asarray(array)",
         "frombuffer": "wf.asarray(numpy.frombuffer(buffer, dtype='float32'))",
@@ -162,7 +165,7 @@ TORCH: dict[str, dict[str, str]] = {
         "is_tensor": "isinstance(x, wf.Tensor)",
         "logspace": "10.0 ** wf.linspace(0.0, 1.0, 5)",
         "manual_seed": "wf.random.seed(0)",
-        "multinomial": "wf.random.categorical(wf.log(probabilities), shape=(4,))",
+        "multinomial": "wf.random.categorical(wf.log(probabilities))[..., None]  # one of each row",
         "normal": "wf.random.normal((2, 3), mean=0.0, std=1.0)",
         "numel": "x.size",
         "poisson": "wf.random.poisson((2, 2), rate=1.0)",
@@ -355,7 +358,8 @@ TORCH: dict[str, dict[str, str]] = {
     },
     "torch.nn.Module": {
         "bfloat16": "net.to('bfloat16')",
-        "compile": "wf.jit(lambda net, x: net(x))",
+        "compile": "wf.jit(lambda net, x: net(x))  # Keras's is wf.train.Trainer(net, loss, "
+        "optimizer)",
         "cpu": "net.to('cpu')",
         "cuda": "net.to('cuda')",
         "double": "net.to('float64')",
@@ -371,27 +375,48 @@ TORCH: dict[str, dict[str, str]] = {
         "to_empty": "net.to('cpu')",
         "type": "net.to('float32')",
     },
+    "torch.nn.Module.load_state_dict": {
+        "missing_keys": "mismatch.missing",
+        "unexpected_keys": "mismatch.unexpected",
+    },
+    "torch.optim.Optimizer": {
+        "add_param_group": "wf.optim.SGD([{'params': net.parameters(), 'lr': 0.1}])  # all groups "
+        "at once; a parameter without a gradient is left alone",
+        "defaults": "optimizer.groups[0].options",
+        "param_groups": "optimizer.groups",
+        "register_step_post_hook": "# call the function behind optimizer.step()",
+        "register_step_pre_hook": "# call the function before optimizer.step()",
+    },
+    "torch.optim.lr_scheduler.LRScheduler": {
+        "base_lrs": "[group['lr'] for group in optimizer.groups]",
+        "get_last_lr": "[group['lr'].item() for group in optimizer.groups]",
+        "get_lr": "optimizer.lr.item()",
+        "last_epoch": "scheduler.epochs.item()",
+        "print_lr": "print(optimizer.lr.item())",
+    },
     "torch.optim": {
-        "lr_scheduler": "wf.optim.schedules",
+        "lr_scheduler": "wf.optim.schedules" + STEPPED,
         "swa_utils": "wf.optim.ExponentialMovingAverage(net, decay=0.999)",
     },
     "torch.optim.lr_scheduler": {
-        "ChainedScheduler": "wf.optim.schedules.Sequential((schedule, schedule), (10,))",
-        "ConstantLR": "wf.optim.schedules.Constant(0.1)",
-        "CosineAnnealingLR": "wf.optim.schedules.Cosine(0.1, steps=100, end=0.0)",
-        "CosineAnnealingWarmRestarts": "wf.optim.schedules.CosineRestarts(0.1, steps=100, times=2)",
-        "ExponentialLR": "wf.optim.schedules.Exponential(0.1, factor=0.99)",
+        "ChainedScheduler": "wf.optim.schedules.Sequential((schedule, schedule), (10,))" + STEPPED,
+        "ConstantLR": "wf.optim.schedules.Constant(0.1)" + STEPPED,
+        "CosineAnnealingLR": "wf.optim.schedules.Cosine(0.1, steps=100, end=0.0)" + STEPPED,
+        "CosineAnnealingWarmRestarts": "wf.optim.schedules.CosineRestarts(0.1, steps=100, times=2)"
+        + STEPPED,
+        "ExponentialLR": "wf.optim.schedules.Exponential(0.1, factor=0.99)" + STEPPED,
         "LRScheduler": "wf.optim.schedules.Scheduler(optimizer, schedule)",
-        "CyclicLR": "wf.optim.schedules.Cyclic(0.01, 0.1, steps=2000)",
-        "LambdaLR": "wf.optim.schedules.Lambda(0.1, lambda step: 0.95**step)",
-        "MultiplicativeLR": "wf.optim.schedules.Exponential(0.1, factor=0.95)",
-        "LinearLR": "wf.optim.schedules.Linear(0.01, 0.1, steps=100)",
-        "MultiStepLR": "wf.optim.schedules.MultiStep(0.1, milestones=(30, 60), factor=0.1)",
-        "OneCycleLR": "wf.optim.schedules.OneCycle(0.1, steps=100)",
-        "PolynomialLR": "wf.optim.schedules.Polynomial(0.1, steps=100, power=1.0)",
+        "CyclicLR": "wf.optim.schedules.Cyclic(0.01, 0.1, steps=2000)" + STEPPED,
+        "LambdaLR": "wf.optim.schedules.Lambda(0.1, lambda step: 0.95**step)" + STEPPED,
+        "MultiplicativeLR": "wf.optim.schedules.Exponential(0.1, factor=0.95)" + STEPPED,
+        "LinearLR": "wf.optim.schedules.Linear(0.01, 0.1, steps=100)" + STEPPED,
+        "MultiStepLR": "wf.optim.schedules.MultiStep(0.1, milestones=(30, 60), factor=0.1)"
+        + STEPPED,
+        "OneCycleLR": "wf.optim.schedules.OneCycle(0.1, steps=100)" + STEPPED,
+        "PolynomialLR": "wf.optim.schedules.Polynomial(0.1, steps=100, power=1.0)" + STEPPED,
         "ReduceLROnPlateau": "wf.optim.schedules.Plateau(optimizer, factor=0.1, patience=10)",
-        "SequentialLR": "wf.optim.schedules.Sequential((schedule, schedule), (10,))",
-        "StepLR": "wf.optim.schedules.Step(0.1, every=30, factor=0.1)",
+        "SequentialLR": "wf.optim.schedules.Sequential((schedule, schedule), (10,))" + STEPPED,
+        "StepLR": "wf.optim.schedules.Step(0.1, every=30, factor=0.1)" + STEPPED,
     },
     "torch.utils.data": {
         "ChainDataset": "wf.data.from_iterable(lambda: itertools.chain(first, second))",
@@ -412,10 +437,6 @@ TORCH: dict[str, dict[str, str]] = {
         "lu_solve": "wf.linalg.solve(spd, y)",
         "solve_ex": "wf.linalg.solve(spd, y)",
         "vander": "v[:, None] ** wf.arange(v.size)",
-    },
-    "torch.fft": {
-        "hfftn": "wf.fft.hfft2(x)  # of two axes",
-        "ihfftn": "wf.fft.ihfft2(x)  # of two axes",
     },
     "torch.distributed": {
         "get_rank": "wf.distributed.rank()",

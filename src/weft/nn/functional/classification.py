@@ -157,9 +157,16 @@ def _check_weight(op: str, x: wf.Tensor, weight: wf.Tensor, axis: int) -> None:
 @follow_table
 @unit
 def multi_margin_loss(
-    x: wf.Tensor, target: wf.Tensor, p: int = 1, margin: float = 1.0, reduction: str = "mean"
+    x: wf.Tensor,
+    target: wf.Tensor,
+    p: int = 1,
+    margin: float = 1.0,
+    weight: wf.Tensor | None = None,
+    reduction: str = "mean",
 ) -> wf.Tensor:
     """The sum of max(0, margin - x[target] + x[j])ᵖ over the other classes j, over their count.
+
+    weight: a factor for the loss of each right class. The mean is over the rows, not the weights.
 
     >>> multi_margin_loss(wf.tensor([[0.0, 1.0]]), wf.tensor([0])).item()
     1.0
@@ -170,6 +177,9 @@ def multi_margin_loss(
     gaps = wf.relu(margin - target_scores + x) ** p
     others = 1 - wf.one_hot(labels, x.shape[-1], dtype=x.dtype)
     losses = wf.sum(gaps * others, axis=-1) / x.shape[-1]
+    if weight is not None:
+        _check_weight("multi_margin_loss", x, weight, -1)
+        losses = losses * wf.take(weight, labels, axis=0)
     return reduce_losses("multi_margin_loss", losses, reduction)
 
 

@@ -49,12 +49,14 @@ __all__ = [
     "fftshift",
     "hfft",
     "hfft2",
+    "hfftn",
     "ifft",
     "ifft2",
     "ifftn",
     "ifftshift",
     "ihfft",
     "ihfft2",
+    "ihfftn",
     "irfft",
     "irfft2",
     "irfftn",
@@ -287,7 +289,7 @@ def hfft2(
     >>> wf.fft.hfft2(wf.tensor([[1.0, 0.0], [0.0, 0.0]])).tolist()
     [[1.0, 1.0], [1.0, 1.0]]
     """
-    return irfftn(conj(_complex("hfft2", x)), s=s, axes=axes, norm=OPPOSITE[_norm("hfft2", norm)])
+    return hfftn(x, s=s, axes=axes, norm=norm)
 
 
 def ihfft2(
@@ -299,8 +301,28 @@ def ihfft2(
     >>> wf.fft.ihfft2(wf.ones((2, 2))).tolist()
     [[(1-0j), -0j], [-0j, -0j]]
     """
-    real = _real_operand("ihfft2", x)
-    return conj(rfftn(real, s=s, axes=axes, norm=OPPOSITE[_norm("ihfft2", norm)]))
+    return ihfftn(x, s=s, axes=axes, norm=norm)
+
+
+def hfftn(x: Operand, /, *, s: Sizes = None, axes: Axes = None, norm: str = "backward") -> Tensor:
+    """The real spectrum of what x is the first half of, along the last of the axes.
+
+    >>> import weft as wf
+    >>> wf.fft.hfftn(wf.tensor([[1.0, 0.0], [0.0, 0.0]])).tolist()
+    [[1.0, 1.0], [1.0, 1.0]]
+    """
+    return irfftn(conj(_complex("hfftn", x)), s=s, axes=axes, norm=OPPOSITE[_norm("hfftn", norm)])
+
+
+def ihfftn(x: Operand, /, *, s: Sizes = None, axes: Axes = None, norm: str = "backward") -> Tensor:
+    """The inverse of `hfftn`: the first half of what has a real spectrum.
+
+    >>> import weft as wf
+    >>> wf.fft.ihfftn(wf.ones((2, 2))).tolist()
+    [[(1-0j), -0j], [-0j, -0j]]
+    """
+    real = _real_operand("ihfftn", x)
+    return conj(rfftn(real, s=s, axes=axes, norm=OPPOSITE[_norm("ihfftn", norm)]))
 
 
 # --- frequencies -------------------------------------------------------------------------------

@@ -27,8 +27,8 @@ from weft.ops.composed.ingestion import ingest
 from weft.ops.composed.manipulation import broadcast_known, moveaxis, reshape_known, transpose_known
 from weft.ops.elementwise import divide, multiply
 from weft.ops.movement import is_below, slice_
-from weft.ops.operands import Operand, as_sequence, as_tensor, convert_to
-from weft.ops.selection import where
+from weft.ops.operands import Operand, as_sequence, as_tensor, convert_to, scalar_tensor
+from weft.ops.selection import extremes, where
 from weft.ops.sorting import along_axis
 
 __all__ = [
@@ -252,35 +252,54 @@ def scatter_add(x: Operand, axis: int, index: Operand, src: Operand) -> Tensor:
     return _scatter_along("scatter_add", indexing.scatter_add, x, axis, index, src)
 
 
+@beside_operands
 def scatter_reduce(
-    x: Operand, axis: int, index: Operand, src: Operand, reduce: str = "sum"
+    x: Operand,
+    axis: int,
+    index: Operand,
+    src: Operand,
+    reduce: str = "sum",
+    *,
+    include_self: bool = True,
 ) -> Tensor:
     """x with elements of `src` joined in at an index: "sum", "prod", "mean", "amax" or "amin".
+
+    With include_self=False the elements of x that something is joined to do not count themselves.
 
     >>> import weft as wf
     >>> wf.scatter_reduce(wf.zeros(2), 0, wf.tensor([1, 1]), wf.tensor([5.0, 6.0]), "amax").tolist()
     [0.0, 6.0]
     """
+    op = "scatter_reduce"
     by = {
         "amax": indexing.scatter_max,
         "amin": indexing.scatter_min,
         "prod": indexing.scatter_multiply,
         "sum": indexing.scatter_add,
     }
-    chosen = by.get(str(reduce))
-    if chosen is not None:
-        return _scatter_along("scatter_reduce", chosen, x, axis, index, src)
-    if reduce != "mean":
+    chosen = by.get("sum" if reduce == "mean" else str(reduce))
+    if chosen is None:
         raise ArgumentError(
-            "scatter_reduce",
+            op,
             "unknown reduction",
             expected='"sum", "prod", "mean", "amax" or "amin"',
             got={"reduce": repr(reduce)},
             fix='reduce="sum"',
         )
-    total = scatter_add(x, axis, index, src)
-    ones = convert_to(as_tensor("scatter_reduce", 1.0), total.dtype)
-    return divide(total, scatter_add(broadcast_known(ones, total.shape), axis, index, ones))
+    start = as_tensor(op, x)
+    if not include_self:
+        is_extreme = reduce in ("amax", "amin")
+        lowest, highest = extremes(start.dtype) if is_extreme else (0, 0)
+        neutral = {"prod": 1, "amax": lowest, "amin": highest}.get(reduce, 0)
+        start = scatter(start, axis, index, scalar_tensor(op, neutral, start.dtype))
+    total = _scatter_along(op, chosen, start, axis, index, src)
+    if reduce != "mean":
+        return total
+    ones = scalar_tensor(op, 1, total.dtype)
+    counts = broadcast_known(ones, total.shape)
+    if not include_self:
+        counts = scatter(counts, axis, index, scalar_tensor(op, 0, total.dtype))
+    return divide(total, scatter_add(counts, axis, index, ones))
 
 
 def _check_index(op: str, x: Operand, axis: int, index: Operand) -> tuple[Tensor, Tensor, int]:

@@ -18,9 +18,11 @@ from functools import wraps
 from inspect import signature
 from typing import Any
 
+from weft.core.dtypes import uint32
 from weft.core.errors import ArgumentTypeError
 from weft.core.names import missing_from
 from weft.core.wrong_calls import explain_all
+from weft.ir.tensor import Tensor
 from weft.ops.composed.random_continuous import (
     beta,
     dirichlet,
@@ -100,6 +102,15 @@ def _refuse_sizes(f: Callable[..., Any]) -> Callable[..., Any]:
                 expected="a tuple of sizes, and parameters by name",
                 got={"arguments": args},
                 fix=f"wf.random.{f.__name__}({args})",
+            )
+        if args and isinstance(args[0], Tensor) and args[0].dtype is uint32:
+            shape = args[1] if len(args) > 1 else "(2, 3)"
+            raise ArgumentTypeError(
+                f.__name__,
+                "a key is passed by name",
+                expected="the shape first",
+                got={"arguments": args},
+                fix=f"wf.random.{f.__name__}({shape}, key=key)",
             )
         return f(*args, **kwargs)
 

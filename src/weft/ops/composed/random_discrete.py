@@ -14,7 +14,7 @@ import numpy as np
 
 from weft.core.dimensions import is_zero
 from weft.core.dtypes import DEFAULT_INTEGER, DType, as_dtype, float32, float64, int64, uint64
-from weft.core.errors import ArgumentError, DTypeError, ShapeError
+from weft.core.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError, short_repr
 from weft.core.shapes import Dimension, Shape, check_shape, check_size, equal, normalize_axis
 from weft.ir import eager
 from weft.ir.batching import move_axis
@@ -98,6 +98,14 @@ def randint(
     (1, 6)
     """
     op = "random.randint"
+    if isinstance(high, (tuple, list)):
+        raise ArgumentTypeError(
+            op,
+            "both bounds come before the shape",
+            expected="randint(low, high, shape)",
+            got={"low": low, "high": high},
+            fix=f"wf.random.randint(0, {short_repr(low)}, {tuple(high)})",
+        )
     target = DEFAULT_INTEGER if dtype is None else as_dtype(dtype)
     first, last = (_integer(op, name, x) for name, x in (("low", low), ("high", high)))
     _check_integer_dtype(op, target)

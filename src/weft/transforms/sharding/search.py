@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from typing import Any, TypeAlias
 
+from weft.core.errors import ShapeError
 from weft.core.records import frozen
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
 from weft.ir.kinds import Control, Elementwise
@@ -399,6 +400,7 @@ class Search:
         if node.primitive is shard_mark:
             asked = placement_along(node.params, along.name)
             if asked is not None:
+                _require_division(node, asked, along)
                 strategies = [Strategy((asked,), (asked,), is_divided=asked != REPLICATED)]
         return [
             Candidate(each, along.costs.compute(node, each, along.count)) for each in strategies
@@ -420,6 +422,25 @@ class Search:
         if isinstance(node.primitive.kind, Control):
             return self._whole_seconds(node)
         return self.along.costs.compute(node, whole_strategy(node), 1)
+
+
+def _require_division(node: GraphNode, asked: Placement, along: Along) -> None:
+    """Refuse a mark on an axis that does not divide: elements beyond whole parts would be lost."""
+    kind = node.operands[0].type
+    if local_type(kind, asked, along.count) is not None:
+        return
+    assert isinstance(asked, Split)
+    size = kind.shape[asked.axis]
+    is_known = isinstance(size, int) and size > 0
+    raise ShapeError(
+        "shard",
+        f"axis {asked.axis} does not divide among {along.count} devices",
+        expected=f"a multiple of {along.count} along the mesh axis {along.name!r}",
+        got={"x": kind, "axes": node.params["axes"]},
+        note=f"{size} % {along.count} = {size % along.count}" if is_known else "",
+        fix="pad the axis with wf.pad and mask what was added, or leave the axis whole: None",
+        at=node.location,
+    )
 
 
 def steps_of(node: GraphNode) -> int:

@@ -21,7 +21,8 @@ from math import prod
 
 from weft.compiler.targets.cuda.library import definitions
 from weft.compiler.targets.cuda.machine import WARP, card
-from weft.compiler.targets.cuda.schedule import Schedule, buffers_read, schedule, steps_of
+from weft.compiler.targets.cuda.memory_accesses import buffers_read
+from weft.compiler.targets.cuda.schedule import Schedule, schedule, steps_of
 from weft.compiler.targets.cuda.teams import DECLARATIONS, ColumnTeam, Team
 from weft.compiler.targets.cuda.values import NOWHERE_BYTES, DeviceValues
 from weft.compiler.targets.llvm.emit import Emitter
@@ -49,6 +50,8 @@ LOCAL_BYTES = 16 * 1024
 """Scratch memory of one thread up to this size is its local memory."""
 SHARED_BYTES = 40 * 1024
 """Scratch memory of the teams of a block up to this size is shared memory."""
+CHUNKS_AT_ONCE = 4
+"""Blocks with sums down columns that a multiprocessor runs at once: registers are shared so."""
 _UNROLLED = 4
 """Steps of a loop over a long row that are written out, so that their loads overlap."""
 
@@ -100,6 +103,7 @@ class DeviceEmitter(Emitter):
         self.plan, self.prefix = plan, prefix
         self.name = symbol(plan.kernel.name)
         self.values = DeviceValues(machine, function or Function())
+        self.exit = self.values.lines.fresh("exit")
         self.values.registers = frozenset(plan.registers)
         self.globals: list[str] = []
         self.team = (ColumnTeam if plan.is_across else Team)(self.values, plan.team, self.name)
@@ -111,6 +115,8 @@ class DeviceEmitter(Emitter):
         body = self.run_block("call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()")
         given = ", ".join(self.parameters())
         block = f'"nvvm.maxntid"="{self.plan.block}"'
+        if self.plan.closing:
+            block += f' "nvvm.minctasm"="{CHUNKS_AT_ONCE}"'
         return [
             f"define ptx_kernel void @{self.name}({given}) nounwind {block} {{",
             "entry:", *self.entry, *body, "  ret void", "}",
@@ -123,7 +129,18 @@ class DeviceEmitter(Emitter):
         self._indices()
         body = self.values.leave()
         self.globals += self.team.globals()
-        return [*body, f"  br label %{self.prefix}exit", f"{self.prefix}exit:"]
+        return [*body, f"  br label %{self.exit}", f"{self.exit}:", *self._closing_lines(block)]
+
+    def _closing_lines(self, block: str) -> list[str]:
+        """The lines for what a block does when all of its teams are done."""
+        if not self.plan.closing:
+            return []
+        function, machine = self.values.function, self.values.machine
+        last = DeviceEmitter(self.plan.block_layout, machine, function, self.prefix)
+        body = last.run_block(block)
+        self.entry += last.entry[2:]
+        self.globals += [line for line in last.globals if line not in self.globals]
+        return ["  call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)", *body]
 
     def parameters(self) -> list[str]:
         """The types and names of what the function is given."""
@@ -173,7 +190,7 @@ class DeviceEmitter(Emitter):
         for extent in extents[1:]:
             total = lines.put(f"mul i64 {total}, {extent}")
         inside, run = lines.put(f"icmp slt i64 {self.number}, {total}"), lines.fresh("run")
-        lines.do(f"br i1 {inside}, label %{run}, label %{self.prefix}exit")
+        lines.do(f"br i1 {inside}, label %{run}, label %{self.exit}")
         lines.label(run)
         names = self._parts(self.number, extents)
         outer = self.plan.grid if vector is None else self.plan.grid[:-1]
@@ -262,11 +279,14 @@ class DeviceEmitter(Emitter):
         count = int(scratch.count.detail)
         if plan.team == 1:
             return self.local(f"[{max(1, count)} x i{8 * width}]")
-        teams = plan.block // plan.team
+        is_shared = scratch.buffer in plan.shared_buffers
+        teams = 1 if is_shared else plan.block // plan.team
         bytes_each = -(-max(1, count) * width // 16) * 16
         kind = f"[{teams * bytes_each} x i8]"
         self.globals.append(f'@"{name}" = internal addrspace(3) global {kind} poison, align 16')
         start = lines.put(f'addrspacecast ptr addrspace(3) @"{name}" to ptr')
+        if is_shared:
+            return start
         place = lines.put(f"mul i64 {self.team.number}, {bytes_each}")
         return lines.put(f"getelementptr i8, ptr {start}, i64 {place}")
 
@@ -449,10 +469,12 @@ def scratch_bytes(plan: Schedule) -> int | None:
     held = [s for s in plan.kernel.scratch if s.buffer not in plan.registers]
     if any(s.count.op != "const" for s in held):
         return None
-    total = sum(int(s.count.detail) * s.buffer.dtype.itemsize + 16 for s in held)
+    sizes = {s.buffer: int(s.count.detail) * s.buffer.dtype.itemsize + 16 for s in held}
+    total = sum(sizes.values())
     if plan.team == 1:
         return total if total <= LOCAL_BYTES else None
-    total *= plan.block // plan.team
+    once = sum(sizes.get(buffer, 0) for buffer in plan.shared_buffers)
+    total = once + (total - once) * (plan.block // plan.team)
     return total if total <= SHARED_BYTES else None
 
 

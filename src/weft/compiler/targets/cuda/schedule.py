@@ -28,6 +28,14 @@ from math import prod
 
 from weft.compiler.fusion.long_sums import substitute_scalars
 from weft.compiler.targets.cuda.machine import WARP
+from weft.compiler.targets.cuda.memory_accesses import (
+    accesses,
+    buffers_read,
+    is_injective,
+    load_offsets,
+    multiple_of,
+    touches,
+)
 from weft.compiler.targets.llvm.values import at_zero
 from weft.core.dtypes import INDEX
 from weft.core.records import frozen
@@ -78,6 +86,8 @@ class Schedule:
     width: int
     is_across: bool = False
     """Whether a team has one thread of each warp: neighbouring lanes are neighbouring elements."""
+    closing: tuple[Statement, ...] = ()
+    """What all threads of a block do when its teams are done: they share some scratch memory."""
 
     @property
     def block(self) -> int:
@@ -96,6 +106,18 @@ class Schedule:
     def blocks(self, sizes: Mapping[str, int]) -> int:
         """The blocks of a launch; 0 where there is nothing to do."""
         return -(-self.teams(sizes) * self.team // self.block)
+
+    @property
+    def block_layout(self) -> Schedule:
+        """How a block does what is left when its teams are done."""
+        shared = tuple(each for each in self.kernel.scratch if each.buffer in self.shared_buffers)
+        kernel = replace(self.kernel, scratch=shared)
+        return Schedule(kernel, self.grid[:-1], self.closing, None, self.block, self.width)
+
+    @cached_property
+    def shared_buffers(self) -> frozenset[Buffer]:
+        """Scratch memory that the teams of a block have together."""
+        return buffers_read(self.closing) & {each.buffer for each in self.kernel.scratch}
 
     @cached_property
     def exchanged_buffers(self) -> frozenset[Buffer]:
@@ -129,6 +151,9 @@ def scratch_of_all(plan: Schedule, sizes: Mapping[str, int]) -> int:
 def schedule(kernel: Kernel) -> Schedule:
     """The layout of a kernel, which depends on the kernel only."""
     grid, body = _nest(kernel)
+    shared = _teams_of_block(kernel, grid, body)
+    if shared is not None:
+        return shared
     if grid and grid[-1].is_vector and not _is_row(grid, body):
         width = _element_width(grid, body)
         grid = _with_several_rows(grid, width)
@@ -141,6 +166,45 @@ def schedule(kernel: Kernel) -> Schedule:
     if team == WARP:
         team = _part_of_warp(grid, body, loops, width)
     return Schedule(kernel, grid, body, None, team, width)
+
+
+def _teams_of_block(
+    kernel: Kernel, grid: tuple[For, ...], body: tuple[Statement, ...]
+) -> Schedule | None:
+    """The layout of a kernel whose iterations are a block's: a loop over its teams, and a closing.
+
+    See `weft.compiler.plan.column_sums`. None where teams are no warps, or not as many as a block
+    has: one team then runs all of it.
+    """
+    if len(grid) != 1 or len(body) < 2 or not isinstance(body[0], For):
+        return None
+    teams, *closing = body
+    assert isinstance(teams, For)
+    is_block = teams.kind == "serial" and is_const(teams.extent, ROW_BLOCK // WARP)
+    ends = all(
+        isinstance(each, For) and each.is_vector and not has_loops(each.body) for each in closing
+    )
+    if not is_block or not ends or grid[0].is_vector or grid[0].extent.op != "const":
+        return None
+    if not _is_apart(teams, grid, kernel, closing):
+        return None
+    loops = list(team_loops(teams.body))
+    width = _row_width(loops)
+    if _team(loops, width) != WARP:
+        return None
+    return Schedule(kernel, (*grid, teams), teams.body, None, WARP, width, closing=tuple(closing))
+
+
+def _is_apart(teams: For, grid: tuple[For, ...], kernel: Kernel, closing: list[Statement]) -> bool:
+    """Whether teams are independent, and touch parts of their own of what the closing reads."""
+    scratch = frozenset(each.buffer for each in kernel.scratch)
+    shared = buffers_read(tuple(closing))
+    if shared - scratch or not _is_independent(teams, list(grid), scratch):
+        return False
+    loops = [each for each in walk((teams,)) if isinstance(each, For | Accumulate)]
+    places = {offset for buffer, offset in accesses((teams,)) if buffer in shared}
+    around = list({each.index: each for each in loops}.values())
+    return len(places) == 1 and all(is_injective(place, teams, around) for place in places)
 
 
 # --- the loops of the grid ----------------------------------------------------------------------
@@ -176,51 +240,24 @@ def _is_independent(loop: For, outer: list[For], scratch: frozenset[Buffer]) -> 
     if len(places) < len(stores):
         return False
     for buffer in (written_buffers((loop,)) & buffers_read((loop,))) - scratch:
-        if any(place is not places[buffer] for place in _loads(buffer, (loop,))):
+        if any(place is not places[buffer] for place in load_offsets(buffer, (loop,))):
             return False
     loops = [s for s in walk((loop,)) if isinstance(s, For | Accumulate)]
     inner = {s.index: s for s in loops}
     if any(s.extent is not inner[s.index].extent for s in loops):
         return False  # loops of one index that end at different places
-    return all(_is_injective(store.offset, loop, [*outer, *inner.values()]) for store in stores)
+    return all(is_injective(store.offset, loop, [*outer, *inner.values()]) for store in stores)
 
 
 def _begins_with_store(buffer: Buffer, body: tuple[Statement, ...]) -> bool:
-    """Whether the first statement that touches a buffer reads nothing of it."""
-    first = next((s for s in body if _touches(buffer, (s,))), None)
+    """Whether the first statement that touches a buffer reads nothing of it.
+
+    Where that is a loop over bodies of loops, each of its iterations begins so.
+    """
+    first = next((s for s in body if touches(buffer, (s,))), None)
+    if isinstance(first, For) and has_loops(first.body):
+        return _begins_with_store(buffer, first.body)
     return first is None or buffer not in buffers_read((first,))
-
-
-def _loads(buffer: Buffer, body: tuple[Statement, ...]) -> set[Scalar]:
-    """The offsets at which a buffer is read."""
-    return {
-        x.args[0]
-        for statement in walk(body)
-        for root in expressions(statement)
-        for x in nodes_in_order(root)
-        if x.op == "load" and x.detail is buffer
-    }
-
-
-def _is_injective(offset: Scalar, loop: For, around: list[For | Accumulate]) -> bool:
-    """Whether no two iterations of a loop lead to one offset, by all loops' extents and steps."""
-    spans: list[tuple[int, int]] = []
-    for each in around:
-        step = coefficient(offset, each.index)
-        if step is None or step.op != "const" or each.extent.op != "const":
-            return False
-        if step.detail != 0:
-            spans.append((abs(int(step.detail)), max(1, int(each.extent.detail))))
-        elif each is loop:
-            return False
-    if offset.variables - {each.index for each in around}:
-        return False
-    reach = 0
-    for step_size, extent in sorted(spans):
-        if step_size <= reach:
-            return False
-        reach += step_size * (extent - 1)
-    return True
 
 
 def _is_row(grid: tuple[For, ...], body: tuple[Statement, ...]) -> bool:
@@ -233,7 +270,7 @@ def _is_row(grid: tuple[For, ...], body: tuple[Statement, ...]) -> bool:
     inside = [
         (coefficient(offset, vector.index), coefficient(offset, loop.index))
         for loop in loops
-        for _, offset in _accesses((loop,))
+        for _, offset in accesses((loop,))
         if loop.index in offset.variables
     ]
     one = const(1, INDEX)
@@ -262,7 +299,7 @@ def _runs_down_columns(kernel: Kernel, grid: tuple[For, ...], body: tuple[Statem
     offsets = [
         offset
         for loop in loops
-        for _, offset in _accesses((loop,))
+        for _, offset in accesses((loop,))
         if loop.index in offset.variables
     ]
     are_columns = all(coefficient(offset, vector.index) is one for offset in offsets)
@@ -295,7 +332,7 @@ def _with_several_rows(grid: tuple[For, ...], width: int) -> tuple[For, ...]:
     *outer, row, vector = grid
     if not all(isinstance(each, Let | Store) for each in vector.body):
         return grid
-    offsets = {offset for _, offset in _accesses(vector.body) if vector.index in offset.variables}
+    offsets = {offset for _, offset in accesses(vector.body) if vector.index in offset.variables}
     own = [offset for offset in offsets if row.index in offset.variables]
     extent, total = int(row.extent.detail), prod(int(each.extent.detail) for each in grid)
     fitting = [
@@ -418,14 +455,14 @@ def _own_index(buffer: Buffer, body: tuple[Statement, ...], team: int, width: in
     for statement in body:
         if not isinstance(statement, For) or statement.is_vector:
             continue
-        if has_loops(statement.body) and _touches(buffer, (statement,)):
+        if has_loops(statement.body) and touches(buffer, (statement,)):
             others = tuple(s for s in body if s is not statement)
             inside = _own_index(buffer, statement.body, team, width)
-            return None if _touches(buffer, others) else inside
+            return None if touches(buffer, others) else inside
     indices: set[Scalar] = set()
     extents: set[Scalar] = set()
     for statement in body:
-        if not _touches(buffer, (statement,)):
+        if not touches(buffer, (statement,)):
             continue
         if not isinstance(statement, For | Accumulate) or has_loops(statement.body):
             return None
@@ -440,10 +477,6 @@ def _own_index(buffer: Buffer, body: tuple[Statement, ...], team: int, width: in
     return indices.pop() if len(indices) == 1 and len(extents) == 1 else None
 
 
-def _touches(buffer: Buffer, body: tuple[Statement, ...]) -> bool:
-    return buffer in written_buffers(body) or buffer in buffers_read(body)
-
-
 def _places(buffer: Buffer, body: tuple[Statement, ...]) -> set[Scalar]:
     """The offsets at which a buffer is read and written; a condition makes a place of its own."""
     found: set[Scalar] = set()
@@ -454,15 +487,6 @@ def _places(buffer: Buffer, body: tuple[Statement, ...]) -> set[Scalar]:
             for x in nodes_in_order(root):
                 if x.op == "load" and x.detail is buffer:
                     found |= set(x.args)
-    return found
-
-
-def buffers_read(body: tuple[Statement, ...]) -> frozenset[Buffer]:
-    """The buffers that statements load from."""
-    found: frozenset[Buffer] = frozenset()
-    for statement in walk(body):
-        for root in expressions(statement):
-            found |= root.buffers
     return found
 
 
@@ -500,7 +524,7 @@ def _width(
     width = most
     some = False
     for loop in loops:
-        for buffer, offset in _accesses((loop,)):
+        for buffer, offset in accesses((loop,)):
             step = coefficient(offset, loop.index)
             if step is None or not is_const(step, 1):
                 continue
@@ -511,36 +535,3 @@ def _width(
             while not multiple_of(rest, width):
                 width //= 2
     return width if some else 1
-
-
-def _accesses(body: tuple[Statement, ...]) -> Iterator[tuple[Buffer, Scalar]]:
-    for statement in walk(body):
-        if isinstance(statement, Store):
-            yield statement.buffer, statement.offset
-        for root in expressions(statement):
-            for x in nodes_in_order(root):
-                if x.op == "load":
-                    yield x.detail, x.args[0]
-
-
-def multiple_of(x: Scalar, factor: int) -> bool:
-    """Whether a number is known to be a multiple of a power of two.
-
-    >>> from weft.ir.scalars import index
-    >>> multiple_of(index("i") * 768 + 256, 16), multiple_of(index("i") * 3, 2)
-    (True, False)
-    """
-    return factor == 1 or _powers_of_two(x) % factor == 0
-
-
-def _powers_of_two(x: Scalar) -> int:
-    """A power of two, up to 16, that a number is a multiple of."""
-    if x.op == "const":
-        number = int(x.detail)
-        return 16 if number == 0 else min(16, number & -number)
-    if x.op == "select":
-        return min(_powers_of_two(x.args[1]), _powers_of_two(x.args[2]))
-    parts = [_powers_of_two(arg) for arg in x.args]
-    if x.op in ("add", "subtract", "minimum", "maximum"):
-        return min(parts)
-    return min(16, prod(parts)) if x.op == "multiply" else 1

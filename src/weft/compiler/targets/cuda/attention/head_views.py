@@ -74,6 +74,8 @@ class _Heads:
             return False
         if not all(isinstance(atom, Variable) for atom in node.operands):
             return False
+        if not all(isinstance(dim, int) for atom in node.operands for dim in atom.type.shape):
+            return False  # views have strides of known sizes
         inner: list[GraphNode] = []
         operands: dict[Atom, None] = {}
         for place, atom in enumerate(node.operands):
@@ -190,6 +192,8 @@ def _with_reshape_last(node: GraphNode, makers: dict[Variable, GraphNode]) -> li
     """f(reshape(x), y) as reshape(f(x, reshape(y))), where y has numbers for columns alone."""
     kind = node.results[0].type
     if not isinstance(node.primitive.kind, Elementwise) or node.primitive.multiple:
+        return [node]
+    if len(kind.shape) != 4:  # what another function of the card reads
         return [node]
     rows, columns = kind.shape[:2], kind.shape[2:]
     flat = (*rows, columns[0] * columns[1])
