@@ -97,7 +97,7 @@ def run_compiled(graph: Graph, inputs: list[Array]) -> list[Array]:
 def has_steps(graph: Graph) -> bool:
     """Whether a difference in the last place of a number may become a whole step of another."""
     for node in graph.nodes:
-        is_rounded = node.primitive.name in ("round", "floor", "ceil", "trunc")
+        is_rounded = node.primitive.name == "round"
         counts = any(atom.type.dtype.is_floating for atom in node.operands) and any(
             not atom.type.dtype.is_inexact for atom in node.results
         )
