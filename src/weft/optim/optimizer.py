@@ -186,8 +186,10 @@ class Optimizer:
         """
         if wf.staging.builder_of(loss) is not None:
             return minimize_in_graph(self, loss)
-        if hasattr(type(loss), "minimized_by"):  # a node that is bound to types in its first run
-            return loss.minimized_by(self)
+        # of a node that is bound to types in its first run; tensors would look for a like name
+        add_steps = getattr(type(loss), "minimized_by", None)
+        if add_steps is not None:
+            return add_steps(loss, self)
         self._check_parameters()
         self.scale(loss).backward()
         self.step()

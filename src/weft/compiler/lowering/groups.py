@@ -319,8 +319,8 @@ class _Lowering:
                 self.buffer(root.target[0], "both")
         body = self._column_body() if self._is_column() else self._row_body()
         if self.tiled_loop is not None:
-            pair = [self.variable(each) for each in (self.tiled_loop, len(self.merged_loops) - 1)]
-            body = in_tiles(body, *pair, self.context.limits.transposed_tile)
+            pair = self.variable(self.tiled_loop), self.variable(len(self.merged_loops) - 1)
+            body = in_tiles(body, pair, self.context.limits.transposed_tile)
         body, known = count_at_run_time(body) if not self.extents.symbols else (body, {})
         body = with_blocks(body)
         sizes = (*self.extents.symbols, *known)

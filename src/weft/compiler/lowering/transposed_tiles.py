@@ -5,12 +5,12 @@ two long all of these lines are in one set: a line is gone before its next eleme
 tile every line is used whole while it is there. The order of elements changes, and nothing else.
 
 >>> from weft.core.dtypes import float32
+>>> from weft.ir.loops import Kernel, Store
 >>> from weft.ir.scalars import Buffer, const, index
 >>> x, y, (i, j) = Buffer("x", float32), Buffer("y", float32, "write"), map(index, "ij")
 >>> count = const(40, INDEX)
 >>> turned = For(j, count, (Store(y, i * 40 + j, x[j * 40]),), "vector")
->>> (tiled,) = in_tiles((For(i, count, (turned,), "parallel"),), i, j, 16)
->>> from weft.ir.loops import Kernel
+>>> (tiled,) = in_tiles((For(i, count, (turned,), "parallel"),), (i, j), 16)
 >>> print(Kernel("turn", (x, y), (), (tiled,)))
 kernel turn(x: read f32, y: write f32; )
   parallel i.tile < 3
@@ -67,9 +67,10 @@ def _is_short(group: Group, loops: Sequence[int], least: int) -> bool:
 
 
 def in_tiles(
-    body: tuple[Statement, ...], first: Scalar, second: Scalar, tile: int
+    body: tuple[Statement, ...], pair: tuple[Scalar, Scalar], tile: int
 ) -> tuple[Statement, ...]:
     """Loops over elements, of which two go in tiles inside of all others, the second in vectors."""
+    first, second = pair
     loops: list[For] = []
     while len(body) == 1 and isinstance(body[0], For):
         loops.append(body[0])
