@@ -12,6 +12,7 @@ from tests.compiler.cuda.attention_cases import (
     SORTS,
     check_attention,
     check_attention_gradient,
+    check_caches,
     check_entropy,
     check_equal_bits,
     check_running,
@@ -36,6 +37,10 @@ def test_attention_on_a_card_is_the_processors(name: str) -> None:
 @pytest.mark.parametrize("name", [*ATTENTIONS, *LARGE])
 def test_gradients_of_attention_on_a_card_are_the_processors(name: str) -> None:
     check_attention_gradient(name)
+
+
+def test_attention_to_caches_of_several_lengths_is_the_processors() -> None:
+    check_caches(5, 130, 257, 128)
 
 
 @pytest.mark.parametrize("name", SORTS)

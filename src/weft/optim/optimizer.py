@@ -186,10 +186,9 @@ class Optimizer:
         """
         if wf.staging.builder_of(loss) is not None:
             return minimize_in_graph(self, loss)
-        # of a node that is bound to types in its first run; tensors would look for a like name
-        add_steps = getattr(type(loss), "minimized_by", None)
-        if add_steps is not None:
-            return add_steps(loss, self)
+        minimized_by = getattr(type(loss), "minimized_by", None)
+        if minimized_by is not None:  # a node that is bound to types in its first run
+            return minimized_by(loss, self)
         self._check_parameters()
         self.scale(loss).backward()
         self.step()

@@ -229,6 +229,31 @@ def check_equal_bits(name: str) -> None:
     assert first == second
 
 
+def _attend_to_cache(q: wf.Tensor, k: wf.Tensor, place: wf.Tensor) -> wf.Tensor:
+    """Attention to the keys of a cache up to a place."""
+    seen = wf.arange(k.shape[2]) <= place
+    return wf.scaled_dot_product_attention(q, k, k + 1, seen)
+
+
+def check_cache_plan() -> None:
+    """Attention to a cache has a kernel, however long the cache is."""
+    kinds = (("bfloat16", ("b", 4, 1, 64)), ("bfloat16", ("b", 2, "n", 64)), ("int64", ()))
+    graph = wf.ir.trace(_attend_to_cache, *[wf.spec(*kind) for kind in kinds])
+    assert "attention" in [launch.name for launch in plan_program(graph, CUDA).launches]
+
+
+def check_caches(*lengths: int) -> None:
+    """Attention to caches of several lengths, by one compiled function."""
+    attend_to = wf.jit(_attend_to_cache)
+    for length in lengths:
+        q, k = (wf.asarray(numbers(*shape)).astype("bfloat16") for shape in (
+            (2, 4, 1, 64), (2, 2, length, 64)))  # fmt: skip
+        place = wf.asarray(np.array(length - 3))
+        wanted = attend_to(q, k, place).astype("float32").numpy()
+        found = attend_to(*[each.to("cuda") for each in (q, k, place)])
+        np.testing.assert_allclose(found.astype("float32").numpy(), wanted, rtol=3e-2, atol=3e-2)
+
+
 # --- cross entropy -------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,16 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[int, ...], Kind]] = {
         lambda x: wf.scan(lambda c, r: ((c[1], c[0] + r), r), (x[0], x[1]), x), (4, 4),
         Kind.CONTROL,
     ),
+    "a scan whose carries are its rows": (
+        lambda x: wf.scan(
+            lambda c, r: (lambda h: ((h, c[1] * h, h), (h, c[0])))(wf.tanh(c[0] + r)),
+            (x[0], x[1], x[2]), x,
+        ), (5, 4), Kind.CONTROL,
+    ),
+    "a scan whose carries are rows that begin anywhere": (
+        lambda x: wf.scan(lambda c, r: (wf.tanh(c + r), wf.tanh(c + r)), x[0], x), (5, 3),
+        Kind.CONTROL,
+    ),
     "a gradient through a scan": (
         wf.grad(lambda x: wf.scan(lambda c, r: (wf.sin(c * r), c), x[0], x)[0].sum()), (4, 3),
         Kind.CONTROL,
@@ -200,6 +211,24 @@ def check_program(name: str) -> None:
     """A program gives on the card what it gives on the processor, by the launches it is for."""
     f, shape, kind = PROGRAMS[name]
     assert kind in compare(f, numbers(*shape), limit=_limit(name))
+
+
+def check_threads() -> None:
+    """Eager calls of several threads at once do not read each other's operands."""
+    arrays = [np.full(5, k, np.float32) for k in range(4)]
+    tensors = [wf.asarray(array).to("cuda") for array in arrays]
+    found: dict[int, set[float]] = {k: set() for k in range(4)}
+
+    def work(k: int) -> None:
+        for _ in range(150):
+            found[k].update((tensors[k] * tensors[k] + tensors[k]).numpy().tolist())
+
+    threads = [Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {k: {float(k * k + k)} for k in range(4)}
 
 
 def train(device: str, steps: int) -> list[float]:

@@ -31,8 +31,10 @@ from weft.compiler.targets.cuda import (
     parameters,
     scans,
     sorting,
+    target,
 )
 from weft.compiler.targets.cuda.attention import binding as attention
+from weft.compiler.targets.cuda.attention import exact_binding
 from weft.compiler.targets.cuda.attention.backward_memory import tile_queries
 from weft.compiler.targets.cuda.attention.description import AttentionKernel
 from weft.compiler.targets.cuda.convolution import binding as convolution
@@ -598,6 +600,8 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
 
     monkeypatch.setattr(code, "kernel_code", code_of)
     monkeypatch.setattr(code, "group_code", code_of_group)
+    # other processes of a test run share the cache, and number their modules themselves
+    monkeypatch.setattr(target, "stored_program", lambda digest, ordinal, compiled: compiled())
     load = parameters.written_kernel_run
 
     def run(binding: Any, launch: Any, kernel: Any, *given: Any, **named: Any) -> Any:
@@ -614,6 +618,7 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
     monkeypatch.setattr(sorting, "load_text_kernel", load_text)
     for name, few in (("_THREADS", 8), ("_SMALLEST", 8), ("CHUNK", 16)):
         monkeypatch.setattr(sorting, name, few)  # each thread is one of the CPU's
+    monkeypatch.setattr(exact_binding, "SIDE", 4)
     monkeypatch.setattr(scans, "THREADS", 8)
     monkeypatch.setattr(scans, "_WARP", 4)
     monkeypatch.setattr(scans, "RUN", 3)

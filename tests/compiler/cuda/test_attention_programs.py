@@ -13,6 +13,8 @@ from tests.compiler.cuda.attention_cases import (
     check_attention,
     check_attention_gradient,
     check_attention_plan,
+    check_cache_plan,
+    check_caches,
     check_entropy,
     check_entropy_plan,
     check_running,
@@ -45,6 +47,11 @@ def test_attention_on_a_card_is_the_processors(card: HostCard, name: str) -> Non
 @pytest.mark.parametrize("name", SMALL)
 def test_gradients_of_attention_on_a_card_are_the_processors(card: HostCard, name: str) -> None:
     check_attention_gradient(name)
+
+
+def test_attention_to_a_cache_has_a_kernel_for_all_lengths(card: HostCard) -> None:
+    check_cache_plan()
+    check_caches(5, 8, 11)
 
 
 @pytest.mark.parametrize("name", SORTS)

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from tests.compiler.cuda.device_cases import numbers
 from tests.compiler.cuda.host_card import HostCard
+from tests.compiler.cuda.two_device_cases import CASES, both, check_moves, check_training
 
 import weft as wf
-from weft.core.devices import CPU
-
-
-def both(x: wf.Tensor, y: wf.Tensor) -> tuple[wf.Tensor, wf.Tensor]:
-    """x is on the card, y on the processor."""
-    there = wf.exp(x) * 2
-    here = wf.tanh(there.to("cpu") + y)
-    return here.sum(axis=0), (here.to("cuda") * x).sum()
 
 
 def test_parts_on_two_devices_are_one_program_that_gives_what_eager_work_gives(
@@ -39,50 +30,8 @@ def test_parts_on_two_devices_are_one_program_that_gives_what_eager_work_gives(
     assert set(compiled.memory(x, y).peaks) == {"cpu", "cuda:0"}
 
 
-class TwoDevices(wf.nn.Module):
-    """A table of the processor before layers of the card, and a layer of the processor behind."""
-
-    def __init__(self, place: str) -> None:
-        super().__init__()
-        self.place = place
-        self.table = wf.nn.Embedding(10, 6)
-        self.inner = wf.nn.Sequential(wf.nn.Linear(6, 8), wf.nn.Dropout(0.3)).to(place)
-        self.last = wf.nn.Linear(8, 3)
-
-    def forward(self, tokens: wf.Tensor) -> wf.Tensor:
-        hidden = wf.gelu(self.inner(self.table(tokens).to(self.place)))
-        return self.last(wf.nn.functional.dropout(hidden.to("cpu"), 0.2, training=True))
-
-
-def train(place: str, compiled: bool) -> tuple[list[float], TwoDevices]:
-    wf.random.seed(5)
-    model = TwoDevices(place)
-    optimizer = wf.optim.AdamW(model.parameters(), lr=0.05)
-    tokens, wanted = wf.asarray(np.arange(12) % 10), wf.asarray(np.arange(12) % 3)
-
-    def step(tokens: wf.Tensor, wanted: wf.Tensor) -> wf.Tensor:
-        optimizer.zero_grad()
-        loss = wf.nn.functional.cross_entropy(model(tokens), wanted)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    run = wf.jit(step) if compiled else step
-    losses = [float(run(tokens, wanted)) for _ in range(6)]
-    return losses, model
-
-
 def test_a_network_on_two_devices_is_trained_by_one_program(card: HostCard) -> None:
-    wanted, _ = train("cpu", compiled=True)
-    eager, _ = train("cuda", compiled=False)
-    found, model = train("cuda", compiled=True)
-    np.testing.assert_allclose(found, wanted, rtol=2e-4)
-    np.testing.assert_allclose(eager, wanted, rtol=2e-4)
-    assert found[-1] < found[0]
-    assert {str(p.device) for p in model.inner.parameters()} == {"cuda:0"}
-    for each in (model.table, model.last):
-        for parameter in each.parameters():
-            assert (parameter.device, parameter.grad.device) == (CPU, CPU)
+    check_training()
 
 
 def test_state_on_both_devices_is_written_in_place_unless_a_later_part_may_fail(
@@ -107,47 +56,9 @@ def test_state_on_both_devices_is_written_in_place_unless_a_later_part_may_fail(
     np.testing.assert_allclose(a.numpy(), start + 2)
 
 
-CASES: dict[str, Any] = {
-    "there and back": lambda x: (x.to("cuda") * 2).to("cpu") + x,
-    "nothing but moves": lambda x: x.to("cuda").to("cpu").to("cuda"),
-    "the same tensor twice": lambda x: [x.to("cuda"), x.to("cuda") @ x.to("cuda").T, x * x],
-    "a derivative": wf.grad(lambda x: (wf.sin(x.to("cuda") ** 2).to("cpu") * x).sum()),
-    "a second derivative": wf.grad(
-        lambda x: wf.grad(lambda y: ((y.to("cuda") ** 3).to("cpu") * y).sum())(x).sum()
-    ),
-    "a batch": wf.vmap(lambda row: (wf.cumsum(row.to("cuda"), axis=0)).to("cpu") * row),
-    "forward mode": lambda x: wf.jvp(lambda y: wf.exp(y.to("cuda")).to("cpu"), (x,), (x * 2,)),
-    "a program inside": lambda x: wf.jit(lambda y: y.to("cuda") + 1)(x * 2) * 3,
-    "a batch of a program": lambda x: wf.vmap(wf.jit(lambda y: (y.to("cuda") * 2).to("cpu") + y))(
-        x
-    ),
-    "a derivative of a program": wf.grad(
-        lambda x: wf.jit(lambda y, z: (y.to("cuda") * z).to("cpu"))(x, x.to("cuda") + 1).sum()
-    ),
-    "masks and counts": lambda x: wf.tril(x.to("cuda")).to("cpu") + wf.eye(4)[:3],
-    "a tensor that is made there": lambda x: x.to("cuda") + wf.ones((3, 4), device="cuda"),
-    "a number of the other device": lambda x: x.to("cuda") * x.sum() + x.to("cuda").sum(),
-    "no elements": lambda x: (x[:0].to("cuda") * 2).to("cpu").sum(axis=0) + x[0],
-    "a loop on each": lambda x: (
-        wf.scan(lambda c, r: (c + r, c * r), x[0], x)[1]
-        + wf.scan(lambda c, r: (c * r, c), x.to("cuda")[0], x.to("cuda"))[1].to("cpu")
-    ),
-    "constants": lambda x: [wf.zeros(3, device="cuda"), wf.ones(2), x.to("cuda").shape[0] * 1.0],
-}
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_compiled_moves_are_eager_moves(card: HostCard, name: str) -> None:
-    f, x = CASES[name], wf.asarray(numbers(3, 4))
-    compiled = wf.jit(f)
-    wanted = wf.tree.leaves(f(x))
-    for _ in range(2):
-        for one, other in zip(wf.tree.leaves(compiled(x)), wanted, strict=True):
-            if not isinstance(other, wf.Tensor):
-                assert one == other
-                continue
-            assert (one.device, one.dtype, one.shape) == (other.device, other.dtype, other.shape)
-            np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+    check_moves(name)
 
 
 def test_sizes_of_a_program_on_two_devices_may_differ_from_call_to_call(card: HostCard) -> None:

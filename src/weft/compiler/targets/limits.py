@@ -97,6 +97,9 @@ class FusionLimits:
     the last axis alone."""
     fewest_chunks: int = 0
     """Chunks that there should be: chunks of 32 rows and more are cut into halves for that."""
+    early_elements: int = 0
+    """Elements up to which a value that is made of given integers alone (labels, indices) is
+    made before all others, so that what needs it waits for nothing else. 0: numbers alone."""
     chunked_rows: int = 64
     """Rows from which sums over them are made in chunks."""
     chunked_columns: int = 16

@@ -87,6 +87,22 @@ class Touched:
     counters: tuple[int, int]
 
 
+@frozen
+class Region:
+    """Memory of the host that records refer to, and which words of it are pointers to others."""
+
+    start: int
+    size: int
+    pointers: Sequence[int] = ()
+    is_cleared: bool = False
+    """Whether a copy in another process begins with all bits set: it holds nothing for it."""
+
+    @staticmethod
+    def of_array(array: Array, pointers: Sequence[int] = (), is_cleared: bool = False) -> Region:
+        """That of an array."""
+        return Region(int(array.ctypes.data), array.nbytes, pointers, is_cleared)
+
+
 def binder(word: str) -> Callable[[Binder], Binder]:
     """Say what binds the launches whose symbol begins with a word."""
 
@@ -126,6 +142,48 @@ def layout_of(memory: MemoryPlan, may_spread: bool) -> tuple[Mapping[str, int], 
     return dict(zip(memory.sizes, ends, strict=False)), ends[-1]
 
 
+def branching_graph(
+    stream: Stream,
+    launches: Sequence[Sequence[Record]],
+    touched: Sequence[Touched],
+    cells: Array,
+    workspace: int,
+) -> Graph | None:
+    """Launches with the order that the memory needs which they touch.
+
+    None where there are too many, or where some are no kernels. Everything is where the cells say.
+    """
+    kinds = {record[0] for records in launches for record in records}
+    if not kinds <= {LAUNCH, SET, ENCODE} or len(launches) > MOST_BRANCHING:
+        return None
+    NativeRun(stream, [r for records in launches for r in records if r[0] != LAUNCH])()
+    graph = Graph(stream.device)
+    last: list[list[int]] = []
+    """For each launch the nodes that others wait for."""
+    edges = dependencies([_spans(each, cells, workspace) for each in touched])
+    for records, earlier in zip(launches, edges, strict=True):
+        after = [node for each in earlier for node in last[each]]
+        for record in records:
+            if record[0] == LAUNCH:
+                after = [graph.add_kernel(kernel_node(record), after)]
+        last.append(after)
+    return graph
+
+
+def _spans(touched: Touched, cells: Array, workspace: int) -> list[Span]:
+    """The memory that a launch touches in a run."""
+    spans = []
+    for slot, (size, is_written) in touched.slots.items():
+        start = int(cells[slot])
+        spans.append(Span(start, start + size, is_written))
+    first, end = touched.workspace
+    if end > first:
+        spans.append(Span(workspace + first, workspace + end, True))
+    if touched.counters[1]:
+        spans.append(Span(*touched.counters, True))
+    return spans
+
+
 class Binding:
     """The launches of a plan for some sizes, and cells with the addresses of its values."""
 
@@ -148,7 +206,7 @@ class Binding:
             for value, slot in plan.slots.items()
             if isinstance(value, Literal) and value is not plan.error
         ]
-        offsets, self.peak = layout_of(plan.planner.at(sizes), is_outer)
+        offsets, self.peak = layout_of(plan.planner.plan_for(sizes), is_outer)
         places = [(int(name), offset) for name, offset in offsets.items()]
         self._slots = np.array([slot for slot, _ in places], np.int64)
         self._offsets = np.array([offset for _, offset in places], np.uint64)
@@ -165,7 +223,7 @@ class Binding:
         """Where the workspace of the launch that is being bound begins."""
         self._own_workspace = self._own_counters = (0, 0)
         """Of that launch: where its workspace begins and ends, and its part of the counters."""
-        self._touched: list[Touched] = []
+        self.touched: list[Touched] = []
         self._counters = 0
         """Bytes of counters that launches have."""
         self._workspace_cells: dict[int, Array] = {}
@@ -173,6 +231,12 @@ class Binding:
         self.workspace = self.held = self._base = -1
         """Where that memory begins in this run, and that of loops."""
         self._held: list[Any] = []
+        self.functions: dict[int, Function] = {}
+        """The functions that are launched, by handle."""
+        self.fault_words: list[int] = []
+        """Addresses of cells that hold the address of a cell of faults, in the order taken."""
+        self.counter_words: dict[int, int] = {}
+        """By the address of a cell that holds an address among the counters: where it is there."""
         self._groups = {
             launch: self._begin_groups(launch)
             for launch in plan.launches
@@ -222,6 +286,18 @@ class Binding:
         """What tells two runs apart: where everything is."""
         return self.cells.tobytes() + b"%d" % self.workspace
 
+    def constant_cells(self) -> list[tuple[Array, int, Literal]]:
+        """Constants, with the cells and the slot that hold the address of each."""
+        return [
+            (b.cells, slot, literal) for b in self.every_binding() for slot, literal in b.literals
+        ]
+
+    def all_records(self) -> Sequence[Record] | None:
+        """All launches as records; None where the host decides something in between."""
+        if len(self.merged) > 1 or not all(isinstance(run, NativeRun) for run in self.merged):
+            return None
+        return [record for run in self.merged for record in run.records]  # type: ignore[attr-defined]
+
     def every_binding(self) -> Iterator[Binding]:
         """The binding, and those of the plans inside."""
         yield self
@@ -260,7 +336,7 @@ class Binding:
             size = max(bytes_of(root.type, self.sizes), bytes_of(value.type, self.sizes))
             known = slots.get(slot, (0, False))
             slots[slot] = max(size, known[0]), known[1] or value in written
-        self._touched.append(Touched(slots, self._own_workspace, self._own_counters))
+        self.touched.append(Touched(slots, self._own_workspace, self._own_counters))
         return run
 
     def _bind(self, launch: Launch) -> Run:
@@ -292,7 +368,9 @@ class Binding:
         if value is self.plan.error:
             node = launch.checked or launch.node
             assert node is not None
-            return self.number(self.cell_of(node))
+            cell = self.number(self.cell_of(node))
+            self.fault_words.append(cell)
+            return cell
         return self.cell_at(self.plan.slot(value))
 
     def cell_at(self, slot: int) -> int:
@@ -308,6 +386,27 @@ class Binding:
     def keep(self, thing: Any) -> None:
         """Hold what launches refer to by address."""
         self._held.append(thing)
+
+    def memory_regions(self) -> Iterator[Region]:
+        """All memory of the host that records refer to."""
+        yield Region.of_array(self.cells)
+        for cell in self._workspace_cells.values():
+            yield Region.of_array(cell)
+        for thing in self._held:
+            if isinstance(thing, np.ndarray):
+                yield Region.of_array(thing)
+            elif isinstance(thing, ctypes.Array):
+                yield Region(ctypes.addressof(thing), ctypes.sizeof(thing), range(len(thing)))
+            else:
+                yield from thing.memory_regions()
+
+    def workspace_places(self) -> dict[int, int]:
+        """By the offset of a piece of the workspace: the address of the cell for its address."""
+        return {at: int(cell.ctypes.data) for at, cell in self._workspace_cells.items()}
+
+    def value_places(self) -> tuple[list[int], list[int]]:
+        """The slots of values that the plan has laid out, and where they lie in the memory."""
+        return self._slots.tolist(), self._offsets.tolist()
 
     def workspace_cell(self, before: int, count: int) -> int:
         """The address of a cell with the address of `count` bytes, behind others of the launch."""
@@ -328,7 +427,9 @@ class Binding:
             self._counters = 0
         place, self._counters = address + self._counters, self._counters + size
         self._own_counters = (self._own_counters[0] or place), place + size
-        return self.number(place)
+        cell = self.number(place)
+        self.counter_words[cell] = place - address
+        return cell
 
     def kernel_run(
         self, function: Function, blocks: int, threads: int, table: Sequence[int]
@@ -337,6 +438,7 @@ class Binding:
         parameters = (c_void_p * max(1, len(table)))(*table)
         self._held.append(parameters)
         self.count += 1
+        self.functions[function.handle] = function
         place = ctypes.addressof(parameters)
         return self.native_run(
             launch_kernel(function.handle, blocks, threads, function.shared, place)
@@ -424,38 +526,14 @@ class Binding:
 
         Everything is where the cells say now.
         """
-        runs = [run for run in self._runs if isinstance(run, NativeRun)]
-        kinds = {record[0] for run in runs for record in run.records}
-        if self.inner or len(runs) < len(self._runs) or not kinds <= {LAUNCH, SET, ENCODE}:
+        if self.inner or not all(isinstance(run, NativeRun) for run in self._runs):
             return None
-        if len(runs) > MOST_BRANCHING:
-            return None
-        maps = [record for run in runs for record in run.records if record[0] != LAUNCH]
-        NativeRun(self.stream, maps)()
-        graph = Graph(self.stream.device)
-        last: list[list[int]] = []
-        """For each launch the nodes that others wait for."""
-        edges = dependencies([self._spans(touched) for touched in self._touched])
-        for run, earlier in zip(runs, edges, strict=True):
-            after = [node for each in earlier for node in last[each]]
-            for record in run.records:
-                if record[0] == LAUNCH:
-                    after = [graph.add_kernel(kernel_node(record), after)]
-            last.append(after)
-        return graph
+        return branching_graph(self.stream, self.launch_records(), self.touched, self.cells,
+                               self.workspace)  # fmt: skip
 
-    def _spans(self, touched: Touched) -> list[Span]:
-        """The memory that a launch touches in this run."""
-        spans = []
-        for slot, (size, is_written) in touched.slots.items():
-            start = int(self.cells[slot])
-            spans.append(Span(start, start + size, is_written))
-        first, end = touched.workspace
-        if end > first:
-            spans.append(Span(self.workspace + first, self.workspace + end, True))
-        if touched.counters[1]:
-            spans.append(Span(*touched.counters, True))
-        return spans
+    def launch_records(self) -> list[tuple[Record, ...]]:
+        """The records of each launch, where all of them are such."""
+        return [run.records for run in self._runs if isinstance(run, NativeRun)]
 
     # --- values of the host ----------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import c_int64, c_uint64
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from os import cpu_count
 from threading import Lock
 from typing import Any
@@ -140,6 +140,17 @@ def _compile_group(kernel: GroupedKernel, device: Device) -> Function:
 def group_code(device: Device, kernel: GroupedKernel) -> bytes:
     """The machine code of launches that are one, from disk where it was compiled before."""
     return compiled_text(device, kernel.text())
+
+
+def load_modules(
+    device: Device, codes: Sequence[bytes], functions: Sequence[tuple[int, str, int]]
+) -> list[Function]:
+    """Functions of machine code or PTX texts: which of them each is in, its name and its memory.
+
+    Modules are loaded side by side, as the driver takes some time for each.
+    """
+    modules = [*_pool().map(partial(Module, device), codes)]
+    return [modules[code].function(name, shared) for code, name, shared in functions]
 
 
 def kernel_code(device: Device, kernel: Kernel, parts: Sequence[Kernel]) -> bytes:

@@ -7,6 +7,8 @@ decides. A carry lies in two places in turns.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from weft.compiler.plan.control_flow import Choice, Loop
@@ -26,7 +28,8 @@ def bind_control(outer: Binding, launch: Launch) -> Run:
     """What runs a loop or a choice."""
     assert launch.nested is not None
     form = launch.nested.form
-    bodies = [Body(outer, plan, launch) for plan in form.plans]
+    carried = form.num_carry if isinstance(form, Loop) and len(form.plans) == 1 else 0
+    bodies = [Body(outer, plan, launch, carried) for plan in form.plans]
     if isinstance(form, Choice):
         outer.is_static = False
         return _ChoiceRun(outer, form, launch, bodies)
@@ -39,7 +42,8 @@ def bind_control(outer: Binding, launch: Launch) -> Run:
 class Body:
     """A plan inside, with cells of its own; each run says where its inputs and outputs lie."""
 
-    def __init__(self, outer: Binding, plan: ProgramPlan, launch: Launch) -> None:
+    def __init__(self, outer: Binding, plan: ProgramPlan, launch: Launch, carried: int = 0) -> None:
+        """`carried` outputs come behind the others when it is said who is written directly."""
         assert launch.nested is not None
         self.outer, self.scratch = outer, launch.nested.scratch
         self.binding = inner = Binding(plan, outer.sizes, outer.code, outer.stream, outer.cell_of)
@@ -49,32 +53,44 @@ class Body:
         self._held = outer.hold(inner.held_bytes)
         outer.is_static = outer.is_static and inner.is_static
         self._inputs = [inner.plan.slots.get(v) for v in inner.plan.graph.inputs]
-        self._sources: list[tuple[int | None, Value]] = []
-        """For each output the slot that is written for it, or the value that it is a copy of."""
+        outputs = inner.plan.graph.outputs
+        sources: dict[int, tuple[int | None, Value]] = {}
         seen: set[Value] = set()
         given = set(inner.plan.graph.inputs)
-        for atom in inner.plan.graph.outputs:
-            root = inner.plan.root(atom)
+        for position in (*range(carried, len(outputs)), *range(carried)):
+            root = inner.plan.root(outputs[position])
             own = not isinstance(root, Literal) and root not in given and root not in seen
-            held = str(inner.plan.slots.get(root)) in inner.plan.planner.at(outer.sizes).offsets
-            self._sources.append((inner.plan.slots[root] if own and not held else None, root))
+            held = (
+                str(inner.plan.slots.get(root)) in inner.plan.planner.plan_for(outer.sizes).offsets
+            )
+            sources[position] = (inner.plan.slots[root] if own and not held else None, root)
             seen.add(root)
-        self.sizes = [bytes_of(atom.type, outer.sizes) for atom in inner.plan.graph.outputs]
+        self._sources = [sources[position] for position in range(len(outputs))]
+        """For each output the slot that is written for it, or the value that it is a copy of."""
+        self.sizes = [bytes_of(atom.type, outer.sizes) for atom in outputs]
 
-    def run(self, inputs: list[int], outputs: list[int]) -> None:
-        """Run it on inputs at some addresses, and write its outputs to others."""
+    def same_output(self, position: int, others: range) -> int | None:
+        """Which of some other outputs is written directly, and is the same value as an output."""
+        slot, root = self._sources[position]
+        for other in others if slot is None else ():
+            if self._sources[other][0] is not None and self._sources[other][1] is root:
+                return other
+        return None
+
+    def run(self, inputs: list[int], outputs: Sequence[int | None]) -> None:
+        """Run it on inputs at some addresses, and write its outputs to others, but for None."""
         inner, outer = self.binding, self.outer
         inner.place_parts(outer.address(self.scratch), outer.workspace, outer.held + self._held)
         for slot, address in zip(self._inputs, inputs, strict=True):
             if slot is not None:
                 inner.cells[slot] = address
-        for (slot, _), address in zip(self._sources, outputs, strict=True):
-            if slot is not None:
-                inner.cells[slot] = address
+        for (slot, _), target in zip(self._sources, outputs, strict=True):
+            if slot is not None and target is not None:
+                inner.cells[slot] = target
         inner.launch()
-        for (slot, root), address, size in zip(self._sources, outputs, self.sizes, strict=True):
-            if slot is None:
-                inner.copy(address, inner.address(root), size)
+        for (slot, root), target, size in zip(self._sources, outputs, self.sizes, strict=True):
+            if slot is None and target is not None:
+                inner.copy(target, inner.address(root), size)
 
 
 class _ScanRun:
@@ -99,6 +115,13 @@ class _ScanRun:
         self.spare = [[outer.hold(size) for size in self.carry_bytes] for _ in range(2)]
         self.x_rows = [_row_place(outer, size) for size in self.row_bytes]
         self.y_rows = [_row_place(outer, size) for size in self.y_bytes]
+        rows = range(carry, carry + len(self.y_bytes))
+        same = [body.same_output(position, rows) for position in range(carry)]
+        self.row_of_carry = [
+            None if row is None or self.y_rows[row - carry] is not None else row - carry
+            for row in same
+        ]
+        """For each carry the row of ys that is the same value: the next step reads it there."""
 
     def __call__(self) -> None:
         outer = self.outer
@@ -113,16 +136,23 @@ class _ScanRun:
                 if place is not None:
                     outer.copy(outer.held + place, rows[-1], size)
                     rows[-1] = outer.held + place
-            following = [outer.held + place for place in self.spare[count % 2]]
             made = [
                 base + step * size if place is None else outer.held + place
                 for base, size, place in zip(ys, self.y_bytes, self.y_rows, strict=True)
             ]
-            self.body.run([*constants, *carry, *rows], [*following, *made])
+            spare = [outer.held + place for place in self.spare[count % 2]]
+            written = [
+                None if row is not None else place
+                for row, place in zip(self.row_of_carry, spare, strict=True)
+            ]
+            self.body.run([*constants, *carry, *rows], [*written, *made])
             for base, size, place, row in zip(ys, self.y_bytes, self.y_rows, made, strict=True):
                 if place is not None:
                     outer.copy(base + step * size, row, size)
-            carry = following
+            carry = [
+                place if row is None else made[row]
+                for row, place in zip(self.row_of_carry, spare, strict=True)
+            ]
         for atom, address, size in zip(self.carried, carry, self.carry_bytes, strict=True):
             outer.copy(outer.address(atom), address, size)
 

@@ -7,6 +7,7 @@ card, or starts the same program again, looks at the cells; the error names the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from threading import Lock
 from typing import Any
@@ -33,11 +34,11 @@ class FaultPages:
         self._ordinal = ordinal
         self._pages: list[tuple[int, np.ndarray[Any, Any]]] = []
         self._free: list[int] = []
-        self._nodes: dict[int, GraphNode] = {}
+        self._nodes: dict[int, Callable[[], GraphNode]] = {}
         self._used = 0
         """The most cells of a page that were ever taken."""
 
-    def take(self, node: GraphNode) -> int:
+    def take(self, node: Callable[[], GraphNode]) -> int:
         """The address of a cell for a launch of a node; it stays until it is given back."""
         with _lock:
             if not self._free:
@@ -50,6 +51,10 @@ class FaultPages:
             self._used = max(self._used, self._find(address)[1] + 1)
             self._nodes[address] = node
             return address
+
+    def node_at(self, address: int) -> GraphNode:
+        """The node of the launch that has a cell."""
+        return self._nodes[address]()
 
     def give(self, addresses: list[int]) -> None:
         """Cells whose program is gone."""
@@ -69,7 +74,7 @@ class FaultPages:
             cells[:] = 0
             node = self._nodes.get(pointer + _ITEM * place)
             if node is not None:
-                raise _out_of_range(node)
+                raise _out_of_range(node())
 
     def _find(self, address: int) -> tuple[np.ndarray[Any, Any], int]:
         for pointer, cells in self._pages:

@@ -88,18 +88,13 @@ class Module:
 
     def __init__(self, device: Device, code: bytes) -> None:
         device.make_current()
-        self.device, self.driver = device, device.driver
+        self.device, self.driver, self.code = device, device.driver, code
         self.handle = self.driver.handle("cuModuleLoadData", code)
         finalize(self, destroy, self.driver, "cuModuleUnload", self.handle).atexit = False
 
     def function(self, name: str, shared: int = 0) -> Function:
         """A kernel by name, which may ask for so many bytes of shared memory."""
         return Function(self, name, shared)
-
-
-def load_ptx(device: Device, ptx: str) -> Module:
-    """Compile and load a PTX text."""
-    return Module(device, machine_code(device, ptx))
 
 
 def load_written_ptx(device: Device, ptx: str) -> Module:

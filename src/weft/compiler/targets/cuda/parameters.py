@@ -6,7 +6,7 @@ A tensor map holds an address, so it is encoded anew when its value has moved.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from math import prod
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ import numpy as np
 
 from weft.compiler.plan.launch import Launch, Value
 from weft.compiler.targets.cuda.array import compute_stream
-from weft.compiler.targets.cuda.binding import Binding, in_order
+from weft.compiler.targets.cuda.binding import Binding, Region, in_order
 from weft.compiler.targets.cuda.device import Memory, device
 from weft.compiler.targets.cuda.driver import Driver
 from weft.compiler.targets.cuda.launcher import Record, Run, encode_map, encode_windows, set_cell
@@ -32,6 +32,17 @@ _MAP_BYTES, _MAP_ALIGNMENT = 128, 64
 _NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_128, _ZEROS_OUTSIDE = 0, 3, 2, 0
 COUNTERS = 1 << 20
 """Bytes of counters that kernels of one card share: zeros before and after each."""
+
+
+def map_regions(
+    place: int, encoded: Array, arguments: Array, arrays: Sequence[Any], pointers: Sequence[int]
+) -> Iterator[Region]:
+    """The memory of a map: itself, the address it is for, and the driver's arguments."""
+    yield Region(place, _MAP_BYTES)
+    yield Region.of_array(encoded, is_cleared=True)
+    yield Region.of_array(arguments, pointers)
+    for array in arrays:
+        yield Region(ctypes.addressof(array), ctypes.sizeof(array))
 
 
 class EncodedMap:
@@ -64,6 +75,11 @@ class EncodedMap:
              _NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_128, _ZEROS_OUTSIDE], np.int64,
         )  # fmt: skip
         self._held = arrays
+
+    def memory_regions(self) -> Iterator[Region]:
+        """See `Binding`."""
+        pointers = 0, 3, 4, 5, 6
+        yield from map_regions(self.place, self._encoded, self._arguments, self._held, pointers)
 
     def refresh_record(self, cell: int) -> Record:
         """What encodes it for the address in a cell, if it was for another."""
@@ -112,6 +128,11 @@ class EncodedWindows:
              _NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_128, _ZEROS_OUTSIDE], np.int64,
         )  # fmt: skip
         self._held = arrays
+
+    def memory_regions(self) -> Iterator[Region]:
+        """See `Binding`."""
+        pointers = 0, 3, 4, 5, 6, 9
+        yield from map_regions(self.place, self._encoded, self._arguments, self._held, pointers)
 
     def refresh_record(self, cell: int) -> Record:
         """What encodes it for the address in a cell, if it was for another."""
@@ -253,8 +274,13 @@ def _counter_memory(ordinal: int) -> Memory:
     return memory
 
 
+def counters_address(ordinal: int) -> int:
+    """Where the counters of a card begin."""
+    return _counter_memory(ordinal).pointer
+
+
 def counters_cell(binding: Binding, count: int) -> int:
     """The address of a cell with that of 32-bit zeros, which a launch leaves as zeros."""
     assert 4 * count <= COUNTERS
-    zeros = _counter_memory(binding.stream.device.ordinal).pointer
+    zeros = counters_address(binding.stream.device.ordinal)
     return binding.counter_cell(zeros, COUNTERS, 4 * count)

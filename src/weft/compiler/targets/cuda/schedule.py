@@ -179,6 +179,7 @@ def _teams_of_block(
     if len(grid) != 1 or len(body) < 2 or not isinstance(body[0], For):
         return None
     teams, *closing = body
+    assert isinstance(teams, For)
     is_block = teams.kind == "serial" and is_const(teams.extent, ROW_BLOCK // WARP)
     ends = all(
         isinstance(each, For) and each.is_vector and not has_loops(each.body) for each in closing

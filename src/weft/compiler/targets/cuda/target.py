@@ -55,6 +55,7 @@ from weft.compiler.targets.cuda.products.binding import (
 from weft.compiler.targets.cuda.products.fusing import fuse_epilogues
 from weft.compiler.targets.cuda.scans import is_running, running_launch
 from weft.compiler.targets.cuda.sorting import is_sorting, sort_launch
+from weft.compiler.targets.cuda.stored_programs import stored_program
 from weft.compiler.targets.cuda.wide_sums import widen_sums
 from weft.compiler.targets.limits import (
     FusionLimits,
@@ -86,6 +87,7 @@ CUDA_LIMITS = Limits(
         ragged_chunks=False,
         chunk_elements=1 << 18,
         fewest_chunks=512,
+        early_elements=1 << 15,
         recomputed_reads=2,
         stores_narrow_floats=True,
     ),
@@ -209,9 +211,9 @@ class CudaTarget:
         """See `Target`."""
         return CudaExecutable(plan, self.ordinal)
 
-    def stored(self, digest: str, compiled: Callable[[], Executable]) -> Executable:
-        """See `Target`: kernels are kept on disk, programs are planned anew."""
-        return compiled()
+    def stored_executable(self, digest: str, compiled: Callable[[], Executable]) -> Executable:
+        """See `Target`."""
+        return stored_program(digest, self.ordinal, compiled) if is_available() else compiled()
 
     def watch(self, observe: Observer) -> AbstractContextManager[None]:
         """See `Target`."""

@@ -43,6 +43,8 @@ from weft.ops.attention import attention, attention_gradient
 MOST_KEYS = 132 * 128
 """Keys that the pass back holds on a card at once, one block of 128 on each multiprocessor."""
 LARGEST_HEAD = {attention: 256, attention_gradient: 128}
+_SAMPLES = (1009, 1013, 1019)
+"""Sizes that symbols are tried with."""
 _VECTOR = 8
 """Numbers of 16 bits that lie at a place for 16 bytes."""
 _WIDE = 4
@@ -55,14 +57,16 @@ _RESULTS = {attention: ("out", "sums"), attention_gradient: ("dq", "dk", "dv")}
 
 
 def is_attention(node: GraphNode) -> bool:
-    """Whether attention, or its gradient, has a kernel: 16-bit floats of known sizes."""
+    """Whether attention, or its gradient, has a kernel: 16-bit floats.
+
+    Sizes of the gradient are known; forward, those of batches, queries and keys may be symbols.
+    """
     if node.primitive not in LARGEST_HEAD:
         return False
-    named = operand_types(node)
-    q, k, v = (named[name] for name in "qkv")
-    shapes = [*q.shape, *k.shape, *v.shape]
-    if q.dtype not in (bfloat16, float16) or not all(isinstance(dim, int) for dim in shapes):
+    named = _with_sample_sizes(operand_types(node), allowed=node.primitive is attention)
+    if named is None or named["q"].dtype not in (bfloat16, float16):
         return False
+    q, k, v = (named[name] for name in "qkv")
     offset, head = node.params["offset"], int(q.shape[-1])
     return (
         head % _VECTOR == 0
@@ -76,6 +80,27 @@ def is_attention(node: GraphNode) -> bool:
         and ("mask" not in named or mask_strides(named) is not None)
         and _draws_in_blocks(named, node.params.get("kept", 1.0))
     )
+
+
+def _with_sample_sizes(
+    named: dict[str, TensorType], *, allowed: bool
+) -> dict[str, TensorType] | None:
+    """The types with a size for each symbol, if symbols are allowed; None where none will do.
+
+    What holds for one odd prime each holds for all sizes: a symbol is at least 1, and equal to no
+    other. A size that is computed of symbols might be zero.
+    """
+    shapes = [kind.shape for kind in named.values()]
+    unknown = {str(dim) for shape in shapes for dim in shape if not isinstance(dim, int)}
+    if not unknown:
+        return named
+    head = named["q"].shape[-1]
+    if not allowed or len(unknown) > len(_SAMPLES) or not isinstance(head, int):
+        return None
+    if not all(name.isidentifier() for name in unknown):
+        return None
+    sizes = dict(zip(sorted(unknown), _SAMPLES, strict=False))
+    return {name: kind.with_shape(static_shape(kind.shape, sizes)) for name, kind in named.items()}
 
 
 def operand_types(node: GraphNode) -> dict[str, TensorType]:
@@ -162,10 +187,13 @@ def _describe(primitive: Primitive, launch: Launch, sizes: Sizes) -> _Bound:
     results = _RESULTS[primitive]
     names = _names(primitive, len(launch.values) - len(results), kept < 1)
     values = dict(zip((*names, *results), launch.values, strict=True))
-    kinds = {name: value.type for name, value in values.items()}
+    kinds = {
+        name: value.type.with_shape(static_shape(value.type.shape, sizes))
+        for name, value in values.items()
+    }
     shapes: dict[str, tuple[int, ...]] = {}
     for name in {*"qkv", "out", "dout", "dq", "dk", "dv"} & set(values):
-        *front, heads, time, head = static_shape(kinds[name].shape, sizes)
+        *front, heads, time, head = (int(dim) for dim in kinds[name].shape)
         shapes[name] = (prod(front), heads, time, head)
     (batch, heads, queries, head), (_, key_heads, keys, _) = shapes["q"], shapes["k"]
     mask = kinds["mask"].dtype.name if "mask" in kinds else ""

@@ -11,9 +11,7 @@ from __future__ import annotations
 from functools import cache
 
 from weft.compiler.targets.cuda.attention.exact_tiles import (
-    LINE,
     LOWEST,
-    TILE,
     ExactSpec,
     Sums,
     TileBuilder,
@@ -29,13 +27,13 @@ _POINTERS = ("q", "k", "v", "sums", "dout", "delta")
 @cache
 def exact_queries_kernel(spec: ExactSpec) -> TextKernel:
     """The kernel of the gradient of the queries."""
-    out = TileBuilder("exact_gradient_of_queries", (*_POINTERS, "dq"), spec)
+    out = TileBuilder("exact_gradient_of_queries", (*_POINTERS, "dq"), spec, blocks=2)
     queries, cotangents = (out.dynamic_array(spec.across) for _ in range(2))
     keys, values = out.dynamic_array(spec.either), out.dynamic_array(spec.across)
-    turned = out.dynamic_array(TILE * LINE)
+    turned = out.dynamic_array(spec.tile * spec.line)
     tile = out.sub(out.sub("%tiles", 1), out.rem(out.block_number, "%tiles"))
     line = out.div(out.block_number, "%tiles")
-    first, key_line = out.mul(tile, TILE), out.div(line, "%group")
+    first, key_line = out.mul(tile, spec.tile), out.div(line, "%group")
     for array, name in ((queries, "%q"), (cotangents, "%dout")):
         out.load_across(array, out.line_of(name, line, "%queries"), first, "%queries")
     own_keys, own_values = (out.line_of(name, key_line, "%keys") for name in ("%k", "%v"))
@@ -44,14 +42,14 @@ def exact_queries_kernel(spec: ExactSpec) -> TextKernel:
     gradient = out.zeros(4 * spec.chunks)
     last = "%keys"
     if spec.causal:
-        last = out.least("%keys", out.add(out.add(first, "%offset"), TILE))
-    with out.loop(0, last, TILE) as key:
+        last = out.least("%keys", out.add(out.add(first, "%offset"), spec.tile))
+    with out.loop(0, last, spec.tile) as key:
         out.load_across(keys, own_keys, key, "%keys")
         out.load_across(values, own_values, key, "%keys")
         out.wait()
         products, back = out.zeros(4), out.zeros(4)
-        out.multiply(products, queries, keys, LINE, spec.head)
-        out.multiply(back, cotangents, values, LINE, spec.head)
+        out.multiply(products, queries, keys, spec.line, spec.head)
+        out.multiply(back, cotangents, values, spec.line, spec.head)
         found = []
         for number, (scores, weights) in enumerate(zip(products, back, strict=True)):
             places = [out.add(out.add(key, out.columns), n) for n in range(4)]
@@ -67,7 +65,7 @@ def exact_queries_kernel(spec: ExactSpec) -> TextKernel:
         out.wait()
         out.load_along(keys, own_keys, key, "%keys")
         out.wait()
-        out.multiply(gradient, turned, keys, spec.row, TILE)
+        out.multiply(gradient, turned, keys, spec.row, spec.tile)
         out.wait()
     target = out.line_of("%dq", line, "%queries")
     out.store_rows(target, first, "%queries", [[each.value for each in row] for row in gradient])
@@ -108,38 +106,41 @@ def _of_score(
 @cache
 def exact_keys_kernel(spec: ExactSpec) -> TextKernel:
     """The kernel of the gradients of keys and values; its tiles are tiles of keys."""
-    out = TileBuilder("exact_gradient_of_keys", (*_POINTERS, "dk", "dv"), spec)
+    out = TileBuilder("exact_gradient_of_keys", (*_POINTERS, "dk", "dv"), spec, blocks=2)
     keys, values = (out.dynamic_array(spec.across) for _ in range(2))
     queries, cotangents = (out.dynamic_array(spec.either) for _ in range(2))
-    turned = out.dynamic_array(TILE * LINE)
-    first = out.mul(out.rem(out.block_number, "%tiles"), TILE)
+    turned = out.dynamic_array(spec.tile * spec.line)
+    first = out.mul(out.rem(out.block_number, "%tiles"), spec.tile)
     key_line = out.div(out.block_number, "%tiles")
     for array, name in ((keys, "%k"), (values, "%v")):
         out.load_across(array, out.line_of(name, key_line, "%keys"), first, "%keys")
     of_keys, of_values = out.zeros(4 * spec.chunks), out.zeros(4 * spec.chunks)
     start = "0"
     if spec.causal:  # tiles before see no key of this block
-        start = out.mul(out.div(out.most(out.sub(first, "%offset"), 0), TILE), TILE)
+        start = out.mul(out.div(out.most(out.sub(first, "%offset"), 0), spec.tile), spec.tile)
     lines = out.mul(key_line, "%group")
-    with out.loop(lines, out.add(lines, "%group")) as line, out.loop(start, "%queries", TILE) as at:
+    with (
+        out.loop(lines, out.add(lines, "%group")) as line,
+        out.loop(start, "%queries", spec.tile) as at,
+    ):
         sources = [out.line_of(name, line, "%queries") for name in ("%q", "%dout")]
         for array, source in zip((queries, cotangents), sources, strict=True):
             out.load_across(array, source, at, "%queries")
         out.wait()
         products, back = out.zeros(4), out.zeros(4)
-        out.multiply(products, keys, queries, LINE, spec.head)
-        out.multiply(back, values, cotangents, LINE, spec.head)
+        out.multiply(products, keys, queries, spec.line, spec.head)
+        out.multiply(back, values, cotangents, spec.line, spec.head)
         weights, changes = _of_keys(out, products, back, (line, first, at))
         out.store_turned(turned, weights)
         out.wait()
         for array, source in zip((queries, cotangents), sources, strict=True):
             out.load_along(array, source, at, "%queries")
         out.wait()
-        out.multiply(of_values, turned, cotangents, spec.row, TILE)
+        out.multiply(of_values, turned, cotangents, spec.row, spec.tile)
         out.wait()
         out.store_turned(turned, changes)
         out.wait()
-        out.multiply(of_keys, turned, queries, spec.row, TILE)
+        out.multiply(of_keys, turned, queries, spec.row, spec.tile)
         out.wait()
     for name, sums in (("%dk", of_keys), ("%dv", of_values)):
         target = out.line_of(name, key_line, "%keys")

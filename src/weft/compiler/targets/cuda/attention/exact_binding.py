@@ -21,11 +21,12 @@ from weft.compiler.targets.cuda.attention.exact_backward import (
     exact_queries_kernel,
 )
 from weft.compiler.targets.cuda.attention.exact_forward import exact_forward_kernel
-from weft.compiler.targets.cuda.attention.exact_tiles import TILE, ExactSpec
+from weft.compiler.targets.cuda.attention.exact_tiles import ExactSpec
 from weft.compiler.targets.cuda.binding import Binding, Run, binder
 from weft.compiler.targets.cuda.device_text import TextKernel
 from weft.compiler.targets.cuda.sorting import Step, bind_steps
 from weft.core.dtypes import float32
+from weft.core.settings import settings
 from weft.ir.graph import GraphNode
 from weft.ops.attention import attention, attention_gradient
 
@@ -33,13 +34,22 @@ __all__ = ["exact_attention_launch", "is_exact_attention"]
 
 _RESULTS = {attention: ("out", "sums"), attention_gradient: ("dq", "dk", "dv")}
 _LARGEST_HEAD = 128
+SIDE = 16
+"""Threads along each side of a tile."""
+FEWEST_QUERIES = 16
+"""Fewer queries leave most of a tile empty: products of one row are spread over more blocks."""
 _UNIT = 4
 """Floats that are read at once."""
 
 
 def is_exact_attention(node: GraphNode) -> bool:
-    """Whether attention of float32, or its gradient, has kernels: known sizes, no dropout."""
+    """Whether attention of float32, or its gradient, has kernels: known sizes, no dropout.
+
+    Where products of float32 may be rounded to tfloat32, tensor cores make them faster.
+    """
     if node.primitive not in _RESULTS or node.params.get("kept", 1.0) < 1:
+        return False
+    if settings.float32_products == "tfloat32":
         return False
     named = operand_types(node)
     q, k, v = (named[name] for name in "qkv")
@@ -48,7 +58,8 @@ def is_exact_attention(node: GraphNode) -> bool:
         return False
     offset, head = node.params["offset"], int(q.shape[-1])
     return (
-        head % _UNIT == 0
+        int(q.shape[-2]) >= FEWEST_QUERIES
+        and head % _UNIT == 0
         and head <= _LARGEST_HEAD
         and v.shape[-1] == head
         and 0 < node.params["scale"] < inf
@@ -87,7 +98,7 @@ def _describe(
     cells = {name: binding.cell(launch, value) for name, value in values.items()}
     *front, heads, queries, head = static_shape(values["q"].type.shape, binding.sizes)
     *_, key_heads, keys, _ = static_shape(values["k"].type.shape, binding.sizes)
-    spec = ExactSpec(head, offset is not None, scale, mask, guarded)
+    spec = ExactSpec(head, offset is not None, scale, mask, guarded, SIDE)
     numbers = (heads, heads // key_heads, queries, keys, offset or 0, *(strides if mask else ()))
     return spec, cells, numbers, (prod(front) * heads, queries, keys)
 
@@ -96,7 +107,7 @@ def _step(
     kernel: TextKernel, names: tuple[str, ...], lines: int, rows: int, numbers: tuple[int, ...]
 ) -> Step:
     """The launch of a kernel: a block for each tile of rows of each line."""
-    tiles = -(-rows // TILE)
+    tiles = -(-rows // (4 * SIDE))
     return Step(kernel, lines * tiles, names, (*numbers, tiles))
 
 

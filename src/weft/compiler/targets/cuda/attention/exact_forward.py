@@ -9,9 +9,7 @@ from __future__ import annotations
 from functools import cache
 
 from weft.compiler.targets.cuda.attention.exact_tiles import (
-    LINE,
     LOWEST,
-    TILE,
     ExactSpec,
     Sums,
     TileBuilder,
@@ -25,13 +23,13 @@ __all__ = ["exact_forward_kernel"]
 @cache
 def exact_forward_kernel(spec: ExactSpec) -> TextKernel:
     """The kernel: `out`, and `sums`, the logarithms of the sums of exponentials."""
-    out = TileBuilder("exact_attention", ("q", "k", "v", "out", "sums"), spec)
+    out = TileBuilder("exact_attention", ("q", "k", "v", "out", "sums"), spec, blocks=3)
     queries, pairs = out.dynamic_array(spec.across), out.dynamic_array(spec.either)
-    weights = out.dynamic_array(TILE * LINE)
+    weights = out.dynamic_array(spec.tile * spec.line)
     # the last tiles see most keys where attention is causal: they come first
     tile = out.sub(out.sub("%tiles", 1), out.rem(out.block_number, "%tiles"))
     line = out.div(out.block_number, "%tiles")
-    first, key_line = out.mul(tile, TILE), out.div(line, "%group")
+    first, key_line = out.mul(tile, spec.tile), out.div(line, "%group")
     out.load_across(queries, out.line_of("%q", line, "%queries"), first, "%queries")
     keys, values = (out.line_of(name, key_line, "%keys") for name in ("%k", "%v"))
     tops = [out.variable(LOWEST, "float") for _ in range(4)]
@@ -39,18 +37,18 @@ def exact_forward_kernel(spec: ExactSpec) -> TextKernel:
     sums = out.zeros(4 * spec.chunks)
     last = "%keys"
     if spec.causal:
-        last = out.least("%keys", out.add(out.add(first, "%offset"), TILE))
-    with out.loop(0, last, TILE) as key:
+        last = out.least("%keys", out.add(out.add(first, "%offset"), spec.tile))
+    with out.loop(0, last, spec.tile) as key:
         out.load_across(pairs, keys, key, "%keys")
         out.wait()
         products = out.zeros(4)
-        out.multiply(products, queries, pairs, LINE, spec.head)
+        out.multiply(products, queries, pairs, spec.line, spec.head)
         powers = _powers(out, products, (tops, totals, sums), (line, first, key))
         out.store_turned(weights, powers)
         out.wait()
         out.load_along(pairs, values, key, "%keys")
         out.wait()
-        out.multiply(sums, weights, pairs, spec.row, TILE)
+        out.multiply(sums, weights, pairs, spec.row, spec.tile)
         out.wait()
     _finish(out, line, first, (tops, totals, sums))
     return out.kernel()

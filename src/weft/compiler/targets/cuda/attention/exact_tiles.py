@@ -1,6 +1,6 @@
 """Tiles of float32 in shared memory and their products: what exact attention is made of.
 
-A block of 16 × 16 threads works on tiles of 64 rows. Of a product of two tiles each thread has four
+A block of 16 × 16 threads works on tiles of 64 rows: of a product of two tiles each thread has four
 rows and, for every 64 columns, four columns. Tiles lie in shared memory with the summed axis
 outermost, so that a thread reads its four rows at once.
 """
@@ -15,15 +15,8 @@ from weft.compiler.targets.cuda.device_text import DeviceBuilder
 from weft.compiler.targets.llvm.ir_builder import LocalVariable, Operand
 from weft.core.records import frozen
 
-__all__ = ["LINE", "TILE", "ExactSpec", "TileBuilder"]
+__all__ = ["LOWEST", "ExactSpec", "Sums", "TileBuilder", "float_text"]
 
-TILE = 64
-"""Rows of a tile: queries or keys."""
-LINE = TILE + 4
-"""Floats from one step of the summed axis to the next: rows of a tile, and four to skip banks."""
-SIDE = 16
-"""Threads along each side of a tile."""
-THREADS = SIDE * SIDE
 _UNROLLED = 4
 """Steps of the summed axis that are written out."""
 FOUR = "<4 x float>"
@@ -46,26 +39,37 @@ class ExactSpec:
     scale: float
     mask: str = ""  # or "bool", "float32"
     guarded: bool = False
+    side: int = 16  # threads along each side of a tile
+
+    @property
+    def tile(self) -> int:
+        """Rows of a tile: queries or keys."""
+        return 4 * self.side
+
+    @property
+    def line(self) -> int:
+        """Floats from step to step of the summed axis: rows of a tile, and four to skip banks."""
+        return self.tile + 4
 
     @property
     def chunks(self) -> int:
-        """Chunks of 64 columns that a row of a head is."""
-        return -(-self.head // TILE)
+        """Chunks of a tile's columns that a row of a head is."""
+        return -(-self.head // self.tile)
 
     @property
     def row(self) -> int:
         """Floats from row to row of a tile that lies as in memory."""
-        return TILE * self.chunks + 4
+        return self.tile * self.chunks + 4
 
     @property
     def across(self) -> int:
         """Floats of a tile with the summed axis outermost."""
-        return self.head * LINE
+        return self.head * self.line
 
     @property
     def either(self) -> int:
         """Floats of a tile in either order."""
-        return max(self.across, TILE * self.row)
+        return max(self.across, self.tile * self.row)
 
 
 def float_text(value: float) -> str:
@@ -82,15 +86,18 @@ def _bits(value: float) -> int:
 class TileBuilder(DeviceBuilder):
     """A kernel over tiles; `rows` and `columns` are the thread's first in a tile."""
 
-    def __init__(self, name: str, pointers: Sequence[str], spec: ExactSpec) -> None:
+    def __init__(self, name: str, pointers: Sequence[str], spec: ExactSpec, blocks: int) -> None:
+        """`blocks` of them share a multiprocessor, of heads that are one chunk; else one less."""
         self.spec = spec
         masks = ["mask"] if spec.mask else []
         strides = ["mask_batch", "mask_head", "mask_row"] if spec.mask else []
         numbers = ["heads", "group", "queries", "keys", "offset", *strides, "tiles"]
         parameters = [f"ptr %{each}" for each in (*pointers, *masks)]
-        super().__init__(name, [*parameters, *[f"i64 %{each}" for each in numbers]], THREADS)
-        self.rows = self.mul(self.div(self.thread, SIDE), 4)
-        self.columns = self.mul(self.rem(self.thread, SIDE), 4)
+        threads = spec.side * spec.side
+        given = [*parameters, *[f"i64 %{each}" for each in numbers]]
+        super().__init__(name, given, threads, max(1, blocks + 1 - spec.chunks))
+        self.rows = self.mul(self.div(self.thread, spec.side), 4)
+        self.columns = self.mul(self.rem(self.thread, spec.side), 4)
 
     # --- numbers ---------------------------------------------------------------------------------
 
@@ -150,8 +157,9 @@ class TileBuilder(DeviceBuilder):
         return self.choose_float(is_number, found, x)
 
     def over_row(self, how: str, value: str) -> str:
-        """A value of the 16 threads of a row combined, `fadd` or `max`, the same in all."""
-        for distance in (1, 2, 4, 8):
+        """A value of the threads of a row combined, `fadd` or `max`, the same in all."""
+        for power in range(self.spec.side.bit_length() - 1):
+            distance = 1 << power
             bits = self.put(f"bitcast float {value} to i32", "i32")
             given = f"i32 -1, i32 {bits}, i32 {distance}, i32 31"
             other = self.put(f"call i32 @llvm.nvvm.shfl.sync.bfly.i32({given})", "i32")
@@ -167,20 +175,24 @@ class TileBuilder(DeviceBuilder):
 
     def load_across(self, target: str, source: str, first: str, limit: str) -> None:
         """A tile with the summed axis outermost: rows from `first` on, zeros from `limit` on."""
-        row, part = self.rem(self.thread, TILE), self.div(self.thread, TILE)
+        row, unit, units = self.thread, "0", 1
+        if self.threads == 4 * self.spec.tile:
+            # a warp reads 64 bytes of each of eight rows: few lines of memory, few banks twice
+            row = self.add(self.rem(self.thread, 8), self.mul(self.div(self.thread, 32), 8))
+            unit, units = self.rem(self.div(self.thread, 8), 4), 4
         line, exists = self._line(source, self.add(first, row), limit)
-        with self.loop(self.mul(part, 4), self.spec.head, 4 * THREADS // TILE) as depth:
+        with self.loop(self.mul(unit, 4), self.spec.head, 4 * units) as depth:
             four = self._load_or_zero(line, depth, exists)
             for number in range(4):
                 value = self.put(f"extractelement {FOUR} {four}, i64 {number}", "float")
-                place = self.add(self.mul(self.add(depth, number), LINE), row)
+                place = self.add(self.mul(self.add(depth, number), self.spec.line), row)
                 self.store(value, self.at("float", target, place), "float")
 
     def load_along(self, target: str, source: str, first: str, limit: str) -> None:
         """A tile as it lies in memory; zeros behind the last row and the last column."""
-        units = SIDE * self.spec.chunks
-        for number in range(TILE * units // THREADS):
-            index = self.add(self.thread, number * THREADS)
+        units = self.spec.side * self.spec.chunks
+        for number in range(self.spec.tile * units // self.threads):
+            index = self.add(self.thread, number * self.threads)
             row, column = self.div(index, units), self.mul(self.rem(index, units), 4)
             line, exists = self._line(source, self.add(first, row), limit)
             inside = self.test("slt", column, self.spec.head)
@@ -206,14 +218,18 @@ class TileBuilder(DeviceBuilder):
         return [[self.variable("0.0", "float") for _ in range(columns)] for _ in range(4)]
 
     def multiply(self, sums: Sums, left: str, right: str, line: int, depth: int) -> None:
-        """Add a product: `left` has lines of `LINE`, `right` of `line` floats."""
+        """Add a product: `left` has the lines of a tile, `right` lines of so many floats."""
         chunks = len(sums[0]) // 4
         with self.loop(0, depth, _UNROLLED) as first:
             for number in range(_UNROLLED):
                 step = self.add(first, number)
-                a = self._four(left, self.add(self.mul(step, LINE), self.rows))
+                a = self._four(left, self.add(self.mul(step, self.spec.line), self.rows))
                 start = self.add(self.mul(step, line), self.columns)
-                b = [x for c in range(chunks) for x in self._four(right, self.add(start, TILE * c))]
+                b = [
+                    x
+                    for c in range(chunks)
+                    for x in self._four(right, self.add(start, self.spec.tile * c))
+                ]
                 for x, totals in zip(a, sums, strict=True):
                     for y, total in zip(b, totals, strict=True):
                         total.value = self.fma(x, y, total.value)
@@ -225,7 +241,7 @@ class TileBuilder(DeviceBuilder):
     def store_turned(self, target: str, values: Sequence[Sequence[str]]) -> None:
         """Write a thread's values with the columns outermost: what the next product sums over."""
         for number, column in enumerate(zip(*values, strict=True)):
-            place = self.add(self.mul(self.add(self.columns, number), LINE), self.rows)
+            place = self.add(self.mul(self.add(self.columns, number), self.spec.line), self.rows)
             self.store(self.vector(column), self.at("float", target, place), FOUR, align=16)
 
     def vector(self, values: Sequence[str]) -> str:
@@ -242,7 +258,7 @@ class TileBuilder(DeviceBuilder):
         for number, values in enumerate(rows):
             row = self.add(self.add(first, self.rows), number)
             for chunk in range(len(values) // 4):
-                column = self.add(self.columns, TILE * chunk)
+                column = self.add(self.columns, self.spec.tile * chunk)
                 exists = self.test("slt", row, limit), self.test("slt", column, self.spec.head)
                 with self.when(self.all_of(*exists)):
                     cell = self.add(self.mul(row, self.spec.head), column)

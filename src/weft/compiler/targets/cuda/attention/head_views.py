@@ -74,6 +74,8 @@ class _Heads:
             return False
         if not all(isinstance(atom, Variable) for atom in node.operands):
             return False
+        if not all(isinstance(dim, int) for atom in node.operands for dim in atom.type.shape):
+            return False  # views have strides of known sizes
         inner: list[GraphNode] = []
         operands: dict[Atom, None] = {}
         for place, atom in enumerate(node.operands):

@@ -56,8 +56,18 @@ _MOST_STAGES = 8
 _START_CYCLES = 3500
 _SHORTEST_STEP = 200
 _CACHE_BYTES_PER_CYCLE = 62
-_PART_CYCLES = 2500  # a part's way to the block that adds it up
+_PART_CYCLES = 1000  # a part's way to the block that adds it up
+_PART_BYTES_PER_CYCLE = 20  # of parts that are written and read
 _FEWEST_STEPS = 3  # of a part
+_PLAIN_RATES = {128: (91, 95), 64: (63, 64)}
+"""Multiply-adds of plain tiles in a cycle of a multiprocessor, for one, two and more blocks."""
+_FEWEST_PLAIN = 0.12  # large plain tiles for each multiprocessor, from which they are considered
+_LONG_SUM = 64  # steps of a small plain tile from which it may have many parts
+_SHORTEST_PART = 8  # steps of such a tile
+_MOST_PLAIN_PARTS = 8
+_MOST_PLAIN_FLOATS = 1 << 23  # of the parts of all such tiles, in memory
+_PLAIN_PART_CYCLES = 5000
+_MEMORY_BYTES_PER_CYCLE = 16  # of a multiprocessor
 _DTYPES = ("bfloat16", "float16", "float32", "tfloat32", "int32", *INTEGER_PAIRS)
 
 
@@ -133,11 +143,37 @@ def _takes_tensor_cores(spec: ProductSpec) -> bool:
 
 
 def _plain_plan(spec: ProductSpec, sizes: Sizes, multiprocessors: int) -> Plan:
-    """Large tiles where they give every multiprocessor work, else small ones, split if few."""
-    tiles = math.ceil(sizes.m / 128) * math.ceil(sizes.n / 128) * sizes.batch
-    side = 128 if tiles >= multiprocessors else 64
-    plan = Plan(side, side, stages=2, bulk=False, plain=True)
-    return replace(plan, split=_parts(spec, plan, sizes, multiprocessors) > 1)
+    """The plan with the least estimate; few large tiles are small ones, split if they are few."""
+    plans = [Plan(side, side, stages=2, bulk=False, plain=True) for side in (128, 64)]
+    if _counts(spec, plans[0], sizes)[0] < multiprocessors * _FEWEST_PLAIN:
+        plans = plans[1:]
+    split = [replace(plan, split=_parts(spec, plan, sizes, multiprocessors) > 1) for plan in plans]
+    return min(split, key=lambda plan: _plain_cycles(spec, plan, sizes, multiprocessors))
+
+
+def _plain_cycles(spec: ProductSpec, plan: Plan, sizes: Sizes, multiprocessors: int) -> float:
+    """The estimate that plain plans are compared by."""
+    parts = _parts(spec, plan, sizes, multiprocessors) if plan.split else 1
+    return _cycles_of_parts(spec, plan, sizes, multiprocessors, parts)
+
+
+def _cycles_of_parts(
+    spec: ProductSpec, plan: Plan, sizes: Sizes, multiprocessors: int, parts: int
+) -> float:
+    """The estimate for plain tiles that so many blocks share.
+
+    A multiprocessor makes its blocks one or two at a time. Parts are written and read once more.
+    """
+    tiles, steps = _counts(spec, plan, sizes)
+    blocks = math.ceil(tiles * parts / multiprocessors)
+    area = plan.tile_m * plan.tile_n
+    work = area * PLAIN_DEPTH * math.ceil(steps / parts)
+    rates = _PLAIN_RATES[plan.tile_m]
+    cycles = blocks * work / rates[min(blocks, len(rates)) - 1]
+    if parts == 1:
+        return cycles
+    moved = 2 * tiles * parts * area * 4 / (_MEMORY_BYTES_PER_CYCLE * multiprocessors)
+    return cycles + _PLAIN_PART_CYCLES + moved
 
 
 def with_most_stages(spec: ProductSpec, plan: Plan) -> Plan:
@@ -161,7 +197,7 @@ def estimated_cycles(
         waves = math.ceil(tiles / multiprocessors)
         return _START_CYCLES + waves * (steps * step + epilogue)
     parts = _parts(spec, plan, sizes, multiprocessors)
-    moved = (1 + parts) * area * 4 / _CACHE_BYTES_PER_CYCLE
+    moved = (1 + parts) * area * 4 / _PART_BYTES_PER_CYCLE
     return _START_CYCLES + math.ceil(steps / parts) * step + epilogue + _PART_CYCLES + moved
 
 
@@ -187,8 +223,17 @@ def _counts(spec: ProductSpec, plan: Plan, sizes: Sizes) -> tuple[int, int]:
 
 
 def _parts(spec: ProductSpec, plan: Plan, sizes: Sizes, multiprocessors: int) -> int:
-    """Parts of each tile, so that all of them run at once."""
+    """Parts of each tile, so that all of them run at once; plain ones may come one after another.
+
+    Nobody waits for another part of a plain tile: who comes last adds all of them up.
+    """
     tiles, steps = _counts(spec, plan, sizes)
+    is_long = plan.tile_m == 128 or steps >= _LONG_SUM
+    if plan.plain and is_long and tiles >= multiprocessors * _FEWEST_PLAIN:
+        most = min(_MOST_PLAIN_PARTS, _MOST_PLAIN_FLOATS // (tiles * plan.tile_m * plan.tile_n))
+        several = [math.ceil(steps / run) for run in range(_SHORTEST_PART, steps + 1)]
+        few = sorted({parts for parts in several if parts <= most} | {1})
+        return min(few, key=lambda each: _cycles_of_parts(spec, plan, sizes, multiprocessors, each))
     parts = max(1, min(multiprocessors // tiles, steps // _FEWEST_STEPS))
     return math.ceil(steps / math.ceil(steps / parts))  # no part is empty
 
