@@ -118,6 +118,9 @@ class LoweringLimits:
     """Rows that a product multiplies at a time: by four vectors of columns, all accumulators."""
     held_row_bytes: int = 256 * 1024
     """Bytes of a row up to which it is kept in scratch memory, which should stay in cache."""
+    transposed_tile: int = 16
+    """Rows, and columns, of the tiles of kernels that read along one axis and write along another:
+    as many elements as a line of cache holds. 0: they go row by row."""
     product_block: int = 128
     """Rows, and columns, of one task of a product."""
     attention_block_queries: int = 64

@@ -91,7 +91,7 @@ CUDA_LIMITS = Limits(
         recomputed_reads=2,
         stores_narrow_floats=True,
     ),
-    lowering=LoweringLimits(guards_places=True),
+    lowering=LoweringLimits(guards_places=True, transposed_tile=0),
     plan=PlanLimits(
         fused_launches=0,
         filling_chunks=64.0,
