@@ -49,6 +49,10 @@ CACHES = HERE.parent / "build" / "benchmark-caches"
 """What PyTorch compiled in earlier runs; first calls are measured without it."""
 
 
+PEERS = ("torch", "torch-compile", "jax")
+"""Those whose absence is told; others are measured where they are installed."""
+
+
 def main() -> None:
     """Measure, print the tables, write JSON and picture."""
     arguments = _arguments()
@@ -64,6 +68,9 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
     """All results, as they are written to JSON; each row as soon as it is there."""
     homes = installed(arguments.python)
     chosen = {n: path for n, path in homes.items() if n in (arguments.frameworks or FRAMEWORKS)}
+    for name in arguments.frameworks or PEERS:
+        if name not in homes:
+            say(f"not installed, left out: {FRAMEWORKS[name].title}")
     found = _begun(arguments)
     names = [name for name in WORKLOADS if _wanted(name, arguments.only)]
     missing = [name for name in names if arguments.only or name not in found["rows"]]

@@ -55,7 +55,7 @@ def training(task: Task, loss: Callable[..., Any], optimizer: tuple[Rule, int]) 
     weights, buffers = _parted(task)
     state = jax.tree.map(lambda p: tuple(jax.numpy.zeros_like(p) for _ in range(slots)), weights)
     held = [weights, buffers, state, jax.numpy.float32(0)]
-    data = tensors(task.data)
+    data = tensors(task.data, task.sizes.get("dtype", "float32"))
     precise = _in_precision(loss, task.sizes.get("precision"))
 
     def update(weights: Any, buffers: Any, state: Any, count: Any, *data: Any) -> Any:
@@ -63,7 +63,8 @@ def training(task: Task, loss: Callable[..., Any], optimizer: tuple[Rule, int]) 
         (value, buffers), gradients = found
         count = count + 1
         new = {n: rule(weights[n], gradients[n], state[n], count) for n in weights}
-        weights, state = ({n: pair[i] for n, pair in new.items()} for i in (0, 1))
+        state = {n: pair[1] for n, pair in new.items()}
+        weights = {n: pair[0].astype(weights[n].dtype) for n, pair in new.items()}
         return value, [weights, buffers, state, count]
 
     program = jax.jit(update, donate_argnums=(0, 1, 2, 3))
@@ -175,6 +176,9 @@ def _parted(task: Task) -> tuple[dict[str, Any], dict[str, Any]]:
     import jax
 
     arrays = {name: jax.numpy.array(array) for name, array in task.weights.items()}
+    if "dtype" in task.sizes:
+        dtype = task.sizes["dtype"]
+        arrays = {n: a.astype(dtype) if a.dtype == "float32" else a for n, a in arrays.items()}
     buffers = {n: a for n, a in arrays.items() if "running" in n or "num_batches" in n}
     return {n: a for n, a in arrays.items() if n not in buffers}, buffers
 

@@ -26,6 +26,12 @@ from typing import Any, TextIO, cast
 from suite.frameworks import EAGER, FRAMEWORKS
 from suite.task import DEVICE, Step, Task, Workload
 
+
+def _jax_has_card(jax: Any) -> bool:
+    """Whether JAX computes on a card: one that does not would be measured on the processor."""
+    return any(device.platform == "gpu" for device in jax.devices())
+
+
 CHECKED = 4
 """How many first values are compared with those of the other frameworks."""
 
@@ -44,6 +50,8 @@ class Worker:
             module.set_default_device(DEVICE)  # models make their places where they compute
         elif DEVICE != "cpu" and self.framework.module == "weft":
             module.settings.device = DEVICE
+        if DEVICE == "cuda" and self.framework.module == "jax" and not _jax_has_card(module):
+            raise SystemExit("JAX sees no card: install jax[cuda13]")
         self.side: Any = importlib.import_module(f"suite.with_{self.framework.side}")
         self.find_workload = _workload_finder(eager)
         self.step: Step | None = None

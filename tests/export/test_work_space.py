@@ -231,7 +231,7 @@ def test_a_page_takes_the_memory_of_the_sizes_that_it_asks_for(tmp_path: Path) -
 def test_a_staircase_is_nowhere_below_its_numbers() -> None:
     sizes = SizeRange({"m": 9, "n": 5})
     values = np.random.default_rng(0).integers(0, 1000, 45)
-    found = Staircase.above(values, sizes).values
+    found = Staircase.lowest_above(values, sizes).values
     assert (found >= values).all()
     assert found[0] == values[0], "the smallest sizes are a class of their own"
     assert set(found) <= set(values)

@@ -117,7 +117,7 @@ NEEDS = (
     ),
     Need(
         "a processor without instructions for sums of products of bytes",
-        lambda machine: machine.width < 16 or not machine.has("avx512vnni"),
+        lambda machine: machine.width < 16 or not machine.has_feature("avx512vnni"),
         (r"branch \S*low_precision:\d+ words is None or product is None: true",),
     ),
     Need(

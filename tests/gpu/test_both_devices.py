@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.compiler.cuda.device_cases import check_threads
 from tests.compiler.cuda.two_device_cases import CASES, check_moves, check_training
 
 import weft as wf
@@ -22,6 +23,16 @@ def test_compiled_moves_are_eager_moves(name: str) -> None:
 
 def test_a_network_on_two_devices_is_trained_by_one_program() -> None:
     check_training()
+
+
+def test_eager_calls_of_several_threads_do_not_mix_their_operands() -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(20):
+            check_threads()
+    finally:
+        sys.setswitchinterval(interval)
 
 
 _TRAINING = """

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from suite import with_torch, with_weft
+from suite import with_jax, with_torch, with_weft
 from suite.task import Arrays, Step, Task, Workload, draw, linear_shapes, normal
 
 RATE = 1e-3
@@ -79,10 +79,59 @@ def in_torch(task: Task) -> Step:
     return with_torch.training(task, net, optimizer, loss, data)
 
 
+def in_jax(task: Task) -> Step:
+    """JAX, with channels last and statistics in float32."""
+    import jax
+    from jax import numpy as jnp
+
+    kernels = {name: (norm, kernel) for name, norm, _, _, kernel in convolutions()}
+
+    def layer(p: Any, buffers: Any, name: str, x: Any, stride: int = 1) -> Any:
+        norm, kernel = kernels[name]
+        y = jax.lax.conv_general_dilated(
+            x, p[f"{name}.weight"], (stride, stride), [(kernel // 2, kernel // 2)] * 2,
+            dimension_numbers=("NHWC", "OIHW", "NHWC"),
+        )  # fmt: skip
+        wide = y.astype(jnp.float32)
+        mean, variance = jnp.mean(wide, (0, 1, 2)), jnp.var(wide, (0, 1, 2))
+        count = y.size // y.shape[-1]
+        seen = {"running_mean": mean, "running_var": variance * count / (count - 1)}
+        for key, value in seen.items():
+            old = buffers[f"{norm}.{key}"]
+            buffers[f"{norm}.{key}"] = (0.9 * old + 0.1 * value).astype(old.dtype)
+        buffers[f"{norm}.num_batches_tracked"] += 1
+        scale = p[f"{norm}.weight"] * jax.lax.rsqrt(variance + 1e-5)
+        return (wide * scale + (p[f"{norm}.bias"] - mean * scale)).astype(y.dtype)
+
+    def forward(p: Any, buffers: Any, x: Any) -> Any:
+        buffers = dict(buffers)
+        x = jax.nn.relu(layer(p, buffers, "conv1", x, 2))
+        window, strides = (1, 3, 3, 1), (1, 2, 2, 1)
+        sides = [(0, 0), (1, 1), (1, 1), (0, 0)]
+        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, strides, sides)
+        for stage, depth in enumerate(DEPTHS, 1):
+            for index in range(depth):
+                at, stride = f"layer{stage}.{index}", 2 if stage > 1 and index == 0 else 1
+                y = jax.nn.relu(layer(p, buffers, f"{at}.conv1", x))
+                y = jax.nn.relu(layer(p, buffers, f"{at}.conv2", y, stride))
+                y = layer(p, buffers, f"{at}.conv3", y)
+                short = f"{at}.downsample.0"
+                x = jax.nn.relu(
+                    y + (layer(p, buffers, short, x, stride) if short in kernels else x)
+                )
+        return with_jax.linear(p, "fc", jnp.mean(x, (1, 2))), buffers
+
+    def loss(p: Any, buffers: Any, x: Any, y: Any) -> tuple[Any, Any]:
+        logits, buffers = forward(p, buffers, jnp.transpose(x, (0, 2, 3, 1)))
+        return with_jax.cross_entropy(logits, y), buffers
+
+    return with_jax.training(task, loss, with_jax.adam(RATE, weight_decay=0.01))
+
+
 WORKLOADS = {
     "resnet50": Workload(
         title="ResNet-50, 224×224, batch 128, AdamW, bfloat16",
-        sides={"weft": in_weft, "torch": in_torch},
+        sides={"weft": in_weft, "torch": in_torch, "jax": in_jax},
         sizes={"batch": 128, "side": 224, "dtype": "bfloat16"},
         quick={"batch": 2, "side": 64},
         inputs=inputs,

@@ -39,6 +39,7 @@ from weft.compiler.graph_passes.graph_pass import (
     Pass,
     StageReport,
     run_pass,
+    verify_in_tests,
 )
 from weft.compiler.graph_passes.inlining import inline
 from weft.compiler.graph_passes.laws.arithmetic import simplify
@@ -167,6 +168,7 @@ def optimize(graph: Graph, target: Target) -> Graph:
 @autocast_to(None)  # the sides of users' rules have the dtypes that they were written for
 def optimize_with_report(graph: Graph, target: Target) -> tuple[Graph, list[StageReport]]:
     """The graph in its simplest form, and what each run of a pass did to it."""
+    verify_in_tests(graph)
     reports: list[StageReport] = []
     settled: dict[Callable[..., Graph], Graph] = {}
     passes = pipeline(target)

@@ -92,6 +92,8 @@ _FROM_HOST: dict[Device, tuple[type, Callable[[np.ndarray[Any, Any]], DeviceArra
 
 _COMPUTING = {CPU}
 """The devices that there is a target for."""
+ON_COMPUTING: list[Callable[[Device], None]] = []
+"""What is told of each device that comes to be known and has a target."""
 
 
 def is_concrete(value: object) -> TypeGuard[Array]:
@@ -123,14 +125,21 @@ def add_device(
 
     computing: there is a target that computes on it.
     """
-    if computing:
-        _COMPUTING.add(device)
     DEVICES[device.kind] = device
     CONCRETE.add(array_class)
     _FROM_HOST[device] = array_class, from_host
+    if computing and device not in _COMPUTING:
+        _COMPUTING.add(device)
+        for tell in ON_COMPUTING:
+            tell(device)
 
 
-def computes(device: Device) -> bool:
+def computing_devices() -> list[Device]:
+    """The devices that there is a target for and that were asked for, by name."""
+    return sorted(_COMPUTING, key=str)
+
+
+def can_compute_on(device: Device) -> bool:
     """Whether there is a target that computes on a device."""
     return device in _COMPUTING
 

@@ -22,21 +22,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import wraps
-from marshal import dumps
 from math import prod
 from typing import Any, ParamSpec, TypeVar, overload
 
 import numpy as np
 
-from weft.core.arrays import CONCRETE, HostArray, computes, move
+from weft.core.arrays import CONCRETE, HostArray, can_compute_on
 from weft.core.devices import CPU
-from weft.core.dtypes import BY_NUMPY
 from weft.core.errors import WeftError
 from weft.core.settings import settings
 from weft.ir.autocast import AUTOCAST
 from weft.ir.constants import beside_operands
 from weft.ir.derivatives import Tangent
-from weft.ir.dispatch import ELSEWHERE, KNOWN_ELSEWHERE, NATIVE, OBSERVERS, bind
+from weft.ir.dispatch import NATIVE, OBSERVERS, bind
 from weft.ir.kinds import Contraction, Elementwise, Random, Reduction, Window
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.tape import record
@@ -240,7 +238,7 @@ class Forms:
         return run, call.handles if not call.orders or run is None else call.as_stored()
 
     def _find_known(self, args: tuple[Any, ...]) -> tuple[Run, Sequence[Tensor]] | None:
-        """What `find` gives for arrays of the host without gaps, if such a call was made before.
+        """What `find` gives for arrays without gaps, if such a call was made before.
 
         The key is the one that `Arguments` makes, in one loop.
         """
@@ -251,11 +249,17 @@ class Forms:
             kind = type(value)
             if kind is Tensor:
                 array = value._value
-                if type(array) is not HostArray or not array.flags.c_contiguous:
-                    return None
-                parts += (array.dtype, array.shape)
-                is_large = is_large or array.size >= least
                 handles.append(value)
+                if type(array) is HostArray:
+                    if not array.flags.c_contiguous:
+                        return None
+                    parts += (array.dtype, array.shape)
+                    is_large = is_large or array.size >= least
+                elif type(array) in CONCRETE and array.kind is not None:
+                    parts.append(array.kind)
+                    is_large = True
+                else:
+                    return None
             elif kind in _SIMPLE:
                 parts += (kind, value)
             else:
@@ -291,7 +295,7 @@ def times_large(primitive: Primitive) -> int:
     return DIFFERENTIATED if is_curved else CHEAP
 
 
-def _forms_of(primitive: Primitive, params: dict[str, Any]) -> Forms | None:
+def forms_of(primitive: Primitive, params: dict[str, Any]) -> Forms | None:
     """The compiled forms of a primitive with its parameters; None where these make no key."""
     key = primitive.name, *[static_key(pair) for pair in params.items()]
     try:
@@ -322,7 +326,7 @@ def run_primitive(primitive: Primitive, arrays: Sequence[Any], params: dict[str,
     least = elements * times
     if all(array.size < least or not array.flags.forc for array in arrays):
         return None
-    forms = _forms_of(primitive, params)
+    forms = forms_of(primitive, params)
     if forms is None:
         return None
     run, handles = forms.find(tuple([wrap(array) for array in arrays]), {})
@@ -369,7 +373,7 @@ def _native_copy(array: Any) -> Any:
     return COPY[0](array) if COPY and is_large else None
 
 
-def contiguous(array: Any) -> Any:
+def contiguous_array(array: Any) -> Any:
     """The array without gaps and in row-major order, as programs take it.
 
     NumPy's own function would give one without axes an axis.
@@ -378,137 +382,6 @@ def contiguous(array: Any) -> Any:
         return array
     copy = _native_copy(array)
     return np.ascontiguousarray(array) if copy is None else copy
-
-
-def run_elsewhere(primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]) -> Any:
-    """The result of a primitive on another device, compiled; None where it is not to be compiled.
-
-    There is no size below which the host would be faster: the elements are not there.
-    """
-    if OBSERVERS or not settings.compiler or not COMPILE:
-        return None
-    forms = _forms_of(primitive, params)
-    if forms is None:
-        return None
-    run, handles = forms.find(tuple([wrap(array) for array in arrays]), {})
-    compute = getattr(run, "compute", None)
-    key = _key_elsewhere(primitive, arrays, params)
-    if compute is not None and key is not None:
-        if len(_computing) >= FORMS:
-            _computing.clear()
-        _computing[key] = compute
-    return None if run is None else run(handles)
-
-
-def run_known_elsewhere(
-    primitive: Primitive, operands: Sequence[Tensor], params: dict[str, Any]
-) -> Any:
-    """The result of a primitive that was computed on the same device before; None for any other.
-
-    What was computed before needs no check of types, devices and parameters.
-    """
-    arrays = [operand._value for operand in operands]
-    key = _key_elsewhere(primitive, arrays, params)
-    compute = None if key is None else _computing.get(key)
-    if compute is None or OBSERVERS or not is_native():
-        return None
-    results = compute(arrays)
-    return tuple(map(wrap, results)) if primitive.multiple else wrap(results[0])
-
-
-def _key_elsewhere(
-    primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]
-) -> Hashable | None:
-    """All that a program of a primitive depends on; None where that makes no key.
-
-    Bytes tell apart what Python says is equal: 1, 1.0 and True.
-    """
-    key: list[Any] = [primitive.name]
-    for array in arrays:
-        kind = getattr(array, "kind", None)
-        if kind is None or type(array) not in CONCRETE:
-            return None
-        key.append(kind)
-    if params:
-        try:
-            key.append(dumps(tuple(params.values()), _PLAIN_BYTES))
-        except ValueError:  # a dtype, say
-            key += [static_key(pair) for pair in params.items()]
-    found = tuple(key)
-    try:
-        hash(found)
-    except TypeError:
-        return None
-    return found
-
-
-_computing: dict[Hashable, Callable[[Sequence[Any]], Sequence[Any]]] = {}
-"""What computes primitives on other devices, by all that their programs depend on."""
-_PLAIN_BYTES = 2
-"""The version of Python's own bytes in which equal values have equal bytes."""
-
-
-ELSEWHERE.append(run_elsewhere)
-KNOWN_ELSEWHERE.append(run_known_elsewhere)
-
-
-Computed = tuple[Any, tuple[Any, ...]]
-"""The array of a result, and those of the operands."""
-
-
-def elementwise_elsewhere(
-    primitive: Primitive,
-) -> Callable[[Sequence[Any]], Computed | None]:
-    """What computes an element-wise primitive of arrays on another device.
-
-    One of two operands may be a Python float beside an array of inexact numbers. None where the
-    call has to go the long way: under an observer, for dtypes or shapes that do not fit.
-    """
-    forms = Forms(lambda *operands: bind(primitive, *operands))
-    known: dict[Hashable, tuple[Callable[[Sequence[Any]], Sequence[Any]], Any]] = {}
-
-    def compute(operands: Sequence[Any]) -> Computed | None:
-        if OBSERVERS or not is_native():
-            return None
-        key: list[Any] = []
-        for x in operands:
-            if type(x) is float:
-                key.append(x or repr(x))  # there are two zeros
-            elif type(x) is HostArray or type(x) not in CONCRETE:
-                return None
-            else:
-                key.append(x.kind)
-        found = known.get(tuple(key))
-        if found is None:
-            found = find(operands)
-            if found is None:
-                return None
-            if len(known) >= FORMS:
-                known.clear()
-            known[tuple(key)] = found
-        run, number = found
-        if number is not None:
-            operands = [number if type(x) is float else x for x in operands]
-        return run(operands)[0], tuple(operands)
-
-    def find(operands: Sequence[Any]) -> Any:
-        arrays = [x for x in operands if type(x) is not float]
-        if not arrays or any(x.kind is None for x in arrays):
-            return None
-        place, dtype, number = arrays[0].device, arrays[0].dtype, None
-        if any(x.device is not place for x in arrays) or not computes(place):
-            return None
-        if len(arrays) < len(operands):
-            value = next(x for x in operands if type(x) is float)
-            if not BY_NUMPY[dtype].is_inexact or value != value:
-                return None
-            with np.errstate(all="ignore"):
-                number = move(np.array(value, dtype), place)
-        given = tuple([wrap(number if type(x) is float else x) for x in operands])
-        run = getattr(forms.find(given, {})[0], "compute", None)
-        return None if run is None else (run, number)
-
-    return compute
 
 
 def large_elementwise(primitive: Primitive) -> Callable[[tuple[Tensor, ...]], Tensor | None]:
@@ -522,8 +395,9 @@ def large_elementwise(primitive: Primitive) -> Callable[[tuple[Tensor, ...]], Te
     def compute(operands: tuple[Tensor, ...]) -> Tensor | None:
         if traces.stack or OBSERVERS:
             return None
-        if not all(operand._value.flags.c_contiguous for operand in operands):
-            return None
+        for operand in operands:
+            if not operand._value.flags.c_contiguous:
+                return None
         run, handles = forms.find(operands, {})
         if run is None:
             return None
@@ -564,7 +438,7 @@ class Arguments:
             if kind is Tensor or isinstance(value, Tensor):  # it may be lifted, by a checkpoint
                 array = value._value
                 if type(array) is not HostArray:
-                    if type(array) not in CONCRETE or not computes(array.device):
+                    if type(array) not in CONCRETE or not can_compute_on(array.device):
                         raise Declined
                     self.is_large = True
                     if array.kind is not None:  # without gaps, as all such arrays are

@@ -45,7 +45,7 @@ def attend(
     window each position sees so many, its own included.
     """
     if cache is None and window is not None:
-        seen = F.causal_mask(q.shape[2], k.shape[2]) & _near(q.shape[2], k.shape[2], 0, window)
+        seen = F.causal_mask(q.shape[2], k.shape[2]) & _near_mask(q.shape[2], k.shape[2], 0, window)
         return join_heads(F.scaled_dot_product_attention(q, k, v, seen, dropout=dropout)), None
     if cache is None:
         out = F.scaled_dot_product_attention(q, k, v, causal=True, dropout=dropout)
@@ -53,12 +53,12 @@ def attend(
     after = cache.extended(k, v)
     seen = F.causal_mask(q.shape[2], after.key.shape[2], cache.length)  # [time, capacity]
     if window is not None:
-        seen = seen & _near(q.shape[2], after.key.shape[2], cache.length, window)
+        seen = seen & _near_mask(q.shape[2], after.key.shape[2], cache.length, window)
     keys, values = after.key.astype(q.dtype), after.value.astype(q.dtype)
     return join_heads(F.scaled_dot_product_attention(q, keys, values, seen)), after
 
 
-def _near(queries: Any, keys: Any, start: Any, window: int) -> wf.Tensor:
+def _near_mask(queries: Any, keys: Any, start: Any, window: int) -> wf.Tensor:
     """True where the key j is not before the window of the query start + i: [queries, keys]."""
     rows = wf.expand_dims(wf.arange(queries), axis=1) + start
     return wf.greater(wf.arange(keys), rows - window)

@@ -36,7 +36,8 @@ from weft.core.types import TensorType
 from weft.ir.batching import move_axis
 from weft.ir.derivatives import OperandDerivative, Tangent
 from weft.ir.dispatch import apply, quiet
-from weft.ir.eager import elementwise_elsewhere, large_elementwise, times_large
+from weft.ir.eager import large_elementwise, times_large
+from weft.ir.elsewhere import elementwise_elsewhere
 from weft.ir.kinds import Elementwise
 from weft.ir.primitive import PRIMITIVES, Lower, Mistake, Primitive, Sample
 from weft.ir.tape import LARGE, NO_PARAMS, Node, keep
@@ -259,7 +260,13 @@ def _function_elsewhere(primitive: Primitive, slow: Function) -> Function:
     compute = elementwise_elsewhere(primitive)
 
     def function(*operands: Any) -> Tensor:
-        given = [x._value if type(x) is Tensor else _as_float(x) for x in operands]
+        has_tape, given = False, []
+        for x in operands:
+            if type(x) is Tensor:
+                given.append(x._value)
+                has_tape = has_tape or x._node is not None
+            else:
+                given.append(_as_float(x))
         found = compute(given)
         if found is None:
             return slow(*operands)
@@ -267,10 +274,9 @@ def _function_elsewhere(primitive: Primitive, slow: Function) -> Function:
         tensor = _new(Tensor)
         tensor._value = value
         tensor._node = tensor._grad = tensor._origin = None
-        if grad_mode.enabled:
+        if has_tape and grad_mode.enabled:
             parents = tuple([x._node if type(x) is Tensor else None for x in operands])
-            if any(parents):
-                tensor._node = tape_node(primitive, arrays, parents, value)
+            tensor._node = tape_node(primitive, tuple(arrays), parents, value)
         return tensor
 
     return function

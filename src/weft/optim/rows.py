@@ -42,6 +42,8 @@ def summed_by_row(indices: wf.Tensor, gradient: wf.Tensor) -> wf.Tensor:
     Without a tensor as large as the table, and of a size that is known in advance: positions that
     share an index get the same sum, so that writing any of them back writes the same.
     """
+    if indices.shape[0] == 0:
+        return gradient  # there is no first position to count labels from
     order = wf.argsort(indices)
     ordered = wf.take(indices, order, axis=0)
     begins = wf.concat([wf.zeros((1,), dtype=wf.int64), (ordered[1:] != ordered[:-1]) + 0])

@@ -106,7 +106,7 @@ def plan(buffers: Sequence[Lifetime], binding: Binding | None = None) -> MemoryP
     >>> result.offsets, result.peak, result.reused
     ({'x': 0, 'y': 0}, 64, {'y': 'x'})
     """
-    return Planner(buffers).at(binding or {})
+    return Planner(buffers).plan_for(binding or {})
 
 
 class Planner:
@@ -117,7 +117,8 @@ class Planner:
 
     >>> from weft.core.dimensions import symbol
     >>> planner = Planner([Lifetime("x", 4 * symbol("n"), 0, 1)])
-    >>> planner.at({"n": 100}).peak, planner.at({"n": 100}) is planner.at({"n": 100})
+    >>> plan = planner.plan_for({"n": 100})
+    >>> plan.peak, planner.plan_for({"n": 100}) is plan
     (448, True)
     """
 
@@ -129,7 +130,7 @@ class Planner:
         self._plans: dict[frozenset[tuple[str, int]], MemoryPlan] = {}
         self._stacking: tuple[dict[int, int], _Stacking] | None = None
 
-    def at(self, binding: Binding) -> MemoryPlan:
+    def plan_for(self, binding: Binding) -> MemoryPlan:
         """The plan for these values of the symbols."""
         key = frozenset(binding.items())
         plan = self._plans.get(key)

@@ -125,7 +125,8 @@ class Profile:
 def profile(path: str | os.PathLike[str] | None = None) -> Iterator[Profile]:
     """Time each kernel of the compiled programs that run inside; a path also writes the trace.
 
-    Kernels are timed by native code: nothing of Python runs between them, nor in the profile.
+    Kernels are timed by native code: nothing of Python runs between them, nor in the profile. Those
+    of a card are timed by its events, and launched one by one meanwhile.
 
     >>> import weft as wf
     >>> f = wf.jit(lambda x: wf.exp(x).sum())
@@ -166,7 +167,7 @@ def _span(name: str, call: Any, end: int, details: dict[str, Any]) -> dict[str, 
     # Their unit is the microsecond, as a fraction where need be.
     return {
         "name": name, "ph": "X", "ts": call.start / 1000, "dur": (end - call.start) / 1000,
-        "pid": os.getpid(), "tid": call.thread, "args": details,
+        "pid": os.getpid(), "tid": call.thread, "cat": call.device, "args": details,
     }  # fmt: skip
 
 

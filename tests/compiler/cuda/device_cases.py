@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -210,6 +211,24 @@ def check_program(name: str) -> None:
     """A program gives on the card what it gives on the processor, by the launches it is for."""
     f, shape, kind = PROGRAMS[name]
     assert kind in compare(f, numbers(*shape), limit=_limit(name))
+
+
+def check_threads() -> None:
+    """Eager calls of several threads at once do not read each other's operands."""
+    arrays = [np.full(5, k, np.float32) for k in range(4)]
+    tensors = [wf.asarray(array).to("cuda") for array in arrays]
+    found: dict[int, set[float]] = {k: set() for k in range(4)}
+
+    def work(k: int) -> None:
+        for _ in range(150):
+            found[k].update((tensors[k] * tensors[k] + tensors[k]).numpy().tolist())
+
+    threads = [Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {k: {float(k * k + k)} for k in range(4)}
 
 
 def train(device: str, steps: int) -> list[float]:

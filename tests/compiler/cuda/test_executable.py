@@ -174,3 +174,22 @@ def test_settings_that_are_equal_and_not_the_same_have_programs_of_their_own(
         assert float(wf.copysign(wf.ones(3, device="cuda"), found)[0]) == sign
     assert wf.sum(wf.ones((2, 3), device="cuda"), axis=1).tolist() == [3, 3]
     assert wf.sum(wf.ones((2, 3), device="cuda"), axis=0).tolist() == [2, 2, 2]
+
+
+def test_a_kernel_that_faults_is_reported_with_the_program_that_ran_last(card: HostCard) -> None:
+    x = wf.asarray(numbers(3, 4)).to("cuda")
+    eager, compiled = (lambda: wf.exp(x)), wf.jit(lambda x: wf.sort(wf.sin(x), axis=1) * 2)
+    for call, names in ((eager, "exp"), (lambda: compiled(x), "sin, sort, multiply")):
+        for _ in range(3):
+            result = call()
+        card.results["cuStreamSynchronize"] = 700
+        try:
+            with pytest.raises(wf.DeviceError, match="refused a call") as caught:
+                result.numpy()
+        finally:
+            del card.results["cuStreamSynchronize"]
+        text = str(caught.value)
+        assert f"launches of {names}" in text
+        assert "restart the process" in caught.value.fix
+    assert "test_executable.py" in text
+    assert wf.ones(3).sum().item() == 3.0, "the processor goes on"

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Iterator
 from random import Random
+from threading import Thread
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.compiler.cuda.device_cases import numbers
+from tests.compiler.cuda.device_cases import check_threads, numbers
 from tests.compiler.cuda.host_card import HostCard, host_card
 
 import weft as wf
 from weft.compiler.targets.cuda import binding as bindings
 from weft.compiler.targets.cuda.array import CudaArray, compute_stream
-from weft.compiler.targets.cuda.device import Stream
+from weft.compiler.targets.cuda.device import CAPTURED, Stream
+from weft.compiler.targets.cuda.executable import RUN_LOCK
 from weft.compiler.targets.cuda.graphs import Span, dependencies
 from weft.compiler.targets.cuda.launcher import (
     FAULT,
@@ -30,7 +33,7 @@ from weft.compiler.targets.cuda.launcher import (
     set_cell,
 )
 from weft.core.errors import DeviceError, OutOfMemoryError
-from weft.ir.eager import _key_elsewhere
+from weft.ir.elsewhere import key_elsewhere
 from weft.ir.tensor import wrap
 
 Array = np.ndarray[Any, Any]
@@ -251,7 +254,7 @@ def test_parameters_that_python_calls_equal_have_keys_of_their_own(card: HostCar
     primitive = wf.ir.primitive.PRIMITIVES["reduce_sum"]
     array = wf.ones((2, 2), device="cuda")._value
     numbers = (1, 1.0, True, 0.0, -0.0, 0, False, (1,), ((1,),), wf.float32, None)
-    keys = {_key_elsewhere(primitive, [array], {"axes": number}) for number in numbers}
+    keys = {key_elsewhere(primitive, [array], {"axes": number}) for number in numbers}
     assert len(keys) == len(numbers)
     assert None not in keys
 
@@ -342,3 +345,43 @@ def test_launches_have_workspaces_of_their_own_while_these_are_small(
         bound = program._bind([x, y])  # type: ignore[attr-defined]
         sizes.append(bound.launches.workspace_bytes)
     assert sizes[1] == 2 * sizes[0] > 0
+
+
+def test_a_call_that_was_made_before_is_one_native_call_and_waits_for_captures(
+    card: HostCard,
+) -> None:
+    x, y = (wf.asarray(np.arange(6, dtype=np.float32) + k).to("cuda") for k in range(2))
+    wanted = (x + y).numpy()
+    before = card.launched
+    np.testing.assert_array_equal((x + y).numpy(), wanted)
+    assert card.launched == before + 1
+    found: list[Array] = []
+    thread = Thread(target=lambda: found.append((x + y).numpy()))
+    with RUN_LOCK:
+        CAPTURED[0] += 1
+        thread.start()
+        thread.join(0.2)
+        CAPTURED[0] -= 1
+        assert thread.is_alive(), "nothing is put on a stream while it is captured"
+        assert card.launched == before + 1
+    thread.join()
+    np.testing.assert_array_equal(found[0], wanted)
+
+
+def test_eager_calls_of_several_threads_do_not_mix_their_operands(card: HostCard) -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60)  # a real driver runs no Python, so that no thread goes on meanwhile
+    try:
+        check_threads()
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_a_reshaped_tensor_shares_memory_whenever_it_is_asked_for(card: HostCard) -> None:
+    x = wf.asarray(np.arange(6, dtype=np.float32)).to("cuda")
+    for _ in range(3):
+        view = x.reshape(2, 3)
+        assert view._value.pointer == x._value.pointer
+        assert view.tolist() == [[0, 1, 2], [3, 4, 5]]
+    del x
+    assert view.tolist() == [[0, 1, 2], [3, 4, 5]]

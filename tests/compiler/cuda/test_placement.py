@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 import threading
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -170,6 +173,20 @@ def test_memory_that_runs_out_names_the_largest_tensors_and_the_process_goes_on(
         del card.results["cuMemAllocAsync"]
     assert wf.zeros((40_000, 70), device="cuda").device == held[0].device
     assert (held[1] + 1).sum().item() == 462.0
+
+
+def test_a_profile_has_the_launches_of_a_card_by_its_events(card: HostCard, tmp_path: Path) -> None:
+    x = wf.asarray(np.ones((8, 8), np.float32)).to("cuda")
+    step = wf.jit(lambda x: (wf.sort(wf.exp(x), axis=1), (x * 2).to("cpu").sum()))
+    with wf.tools.profile(tmp_path / "trace.json") as profile:
+        for _ in range(3):
+            step(x)
+    on = Counter((call.device, call.kernel.name.rstrip("0123456789")) for call in profile.calls)
+    assert on["cuda", "sort"] == 3
+    assert any(device == "cpu" for device, _ in on)
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["cat"] for event in events} == {"cpu", "cuda"}
+    assert "sort" in str(profile)
 
 
 def test_memory_is_counted_and_its_peak_begins_anew(card: HostCard) -> None:

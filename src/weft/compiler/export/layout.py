@@ -63,7 +63,7 @@ class Layout:
         return self.program.sizes
 
     @property
-    def _first(self) -> int:
+    def _first_place(self) -> int:
         return POOL + in_lines(pool_bytes(self.threads))
 
     @cached_property
@@ -80,28 +80,32 @@ class Layout:
     @cached_property
     def states(self) -> list[int]:
         """Where each piece of state is."""
-        return _places([state.port.bytes for state in self.program.states], self._first)[:-1]
+        return _places([state.port.bytes for state in self.program.states], self._first_place)[:-1]
 
     @cached_property
     def new_places(self) -> dict[int, int]:
         """Where the new state is written that then takes the place of the old, by output."""
         return dict(
-            zip([state.port.position for state in self._moved_states], self._new, strict=False)
+            zip(
+                [state.port.position for state in self._moved_states],
+                self._places_of_new_state,
+                strict=False,
+            )
         )
 
     @property
     def arena(self) -> int:
         """Where the memory of the plan is."""
-        return self._new[-1]
+        return self._places_of_new_state[-1]
 
     @property
     def _moved_states(self) -> list[State]:
         return [s for s in self.program.states if s.port.position not in self.in_place]
 
     @cached_property
-    def _new(self) -> list[int]:
+    def _places_of_new_state(self) -> list[int]:
         """The places of new state, behind those of the old, and where the last ends."""
-        start = _places([state.port.bytes for state in self.program.states], self._first)[-1]
+        start = _places([state.port.bytes for state in self.program.states], self._first_place)[-1]
         return _places([state.port.bytes for state in self._moved_states], start)
 
     @property
@@ -204,7 +208,7 @@ class Footprint:
 def footprint(layout: Layout, needs: Needs) -> Footprint:
     """The memory of a program whose functions have been written."""
     preparing = in_lines(needs.preparing_scratch)
-    scratch = Staircase.above(-(-needs.scratch // LINE) * LINE, layout.sizes)
+    scratch = Staircase.lowest_above(-(-needs.scratch // LINE) * LINE, layout.sizes)
     shared = scratch.values * layout.threads
     if not layout.has_work_space:
         whole = layout.end + max(preparing, int(shared[0]))

@@ -26,7 +26,7 @@ def runs_here(platform: Platform) -> bool:
     """Whether this machine runs the programs of a platform."""
     here, there = (triple.split("-") for triple in (host().triple, platform.triple))
     same_system = ("linux" in here) == ("linux" in there) and "windows" not in there
-    return here[0] == there[0] and same_system and all(map(host().has, platform.has))
+    return here[0] == there[0] and same_system and all(map(host().has_feature, platform.has))
 
 
 def c_compiler(platform: Platform) -> list[str] | None:

@@ -276,7 +276,7 @@ def _modules(needs: Needs, machine: Machine) -> list[str]:
 
         texts.append(re.sub(r'@"weft\.(\w+)"', rename, source))
     texts = [_without_malloc(text) for text in texts]
-    return texts if machine.fused else [with_own_fma(text) for text in texts]
+    return texts if machine.fuses_multiply_add else [with_own_fma(text) for text in texts]
 
 
 def _without_malloc(text: str) -> str:

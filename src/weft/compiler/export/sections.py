@@ -276,7 +276,7 @@ class Section:
 
     # --- loops -----------------------------------------------------------------------------------
 
-    def _inner(self, plan: ProgramPlan, inputs: Sequence[str], memory: str) -> Section:
+    def _inner_section(self, plan: ProgramPlan, inputs: Sequence[str], memory: str) -> Section:
         """What writes a plan inside, whose first inputs are at these addresses."""
         bound: dict[Value, str] = dict(zip(plan.graph.inputs, inputs, strict=False))
         return Section(
@@ -296,7 +296,7 @@ class Section:
         starts = self.space.loops[id(form)].plan_places
         own = [out.place(memory, self.amounts.write(start)) for start in starts]
         for plan, place in zip(form.plans, own, strict=False):
-            self._inner(plan, constants, place).run(plan.launches[: plan.once])
+            self._inner_section(plan, constants, place).run(plan.launches[: plan.once])
         xs = operands[form.num_consts + form.num_carry :]
         ys = results[form.num_carry :]
         step = out.variable(0)
@@ -309,7 +309,7 @@ class Section:
             place = out.sub(last, step.value) if form.reverse else step.value
             body = form.plans[0]
             inputs = [*constants, *carries.places, *_rows(self, body, xs, place, form)]
-            section = self._inner(body, inputs, own[0])
+            section = self._inner_section(body, inputs, own[0])
             kinds = body.graph.output_types[form.num_carry :]
             rows = [
                 out.place(y, out.mul(place, self.bytes(kind)))
@@ -326,7 +326,7 @@ class Section:
         self, plan: ProgramPlan, constants: Sequence[str], carries: _Carries, memory: str
     ) -> str:
         """Whether a while loop goes on."""
-        section = self._inner(plan, [*constants, *carries.places], memory)
+        section = self._inner_section(plan, [*constants, *carries.places], memory)
         section.run(plan.launches[plan.once :])
         answer = section.address(plan.graph.outputs[0])
         return self.out.test("ne", self.out.integer(bool_, answer, 0), 0)
@@ -351,7 +351,7 @@ class Section:
         with out.loop(0, rows) as row, out.when(out.test("uge", branch_of(row), len(form.plans))):
             out.give(status)
         for number, plan in enumerate(form.plans):
-            section = self._inner(plan, operands, memory)
+            section = self._inner_section(plan, operands, memory)
             if not form.rows:
                 with out.when(out.test("eq", branch_of(0), number)):
                     copied = section.bind_outputs(results)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from weft.core.dimensions import Floor, holds, symbol, symbols_in
+from weft.core.dimensions import Floor, guard_holds, symbols_in
 from weft.core.errors import ArgumentError, UnsupportedError
 from weft.core.guards import Guard
 from weft.core.records import frozen
@@ -180,7 +180,7 @@ def _is_size(value: Any) -> bool:
 def check_guards(guards: Sequence[Guard], sizes: SizeRange) -> None:
     """Refuse a program that was traced for some of the sizes alone."""
     for guard in guards:
-        other = next((each for each in sizes.choices if not holds(guard, each)), None)
+        other = next((each for each in sizes.choices if not guard_holds(guard, each)), None)
         if other is not None:
             wanted = {"positive": "> 0", "zero": "== 0"}[guard.relation]
             raise UnsupportedError(
@@ -199,8 +199,3 @@ def symbols_of(shapes: Sequence[Sequence[Dimension]]) -> Iterator[str]:
         for dim in shape:
             seen.update(dict.fromkeys(sorted(symbols_in(dim))))
     yield from seen
-
-
-def as_symbols(sizes: SizeRange) -> dict[str, Dimension]:
-    """Each size as a symbol."""
-    return {name: symbol(name) for name in sizes.names}

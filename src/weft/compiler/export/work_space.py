@@ -229,7 +229,7 @@ class Staircase:
     """An axis for each size."""
 
     @classmethod
-    def above(cls, values: Values, sizes: SizeRange) -> Staircase:
+    def lowest_above(cls, values: Values, sizes: SizeRange) -> Staircase:
         """The lowest that is nowhere below these values."""
         table = np.zeros([len(_steps(most)) for most in sizes.largest.values()], np.int64)
         if not sizes.largest:

@@ -20,11 +20,12 @@ from weft.compiler.function.jit import Jit
 from weft.compiler.function.taped import run_kept, unit_executable
 from weft.compiler.graph_passes.user_rules import rewrites
 from weft.compiler.targets.target import Executable
+from weft.core.arrays import HostArray
 from weft.ir.dispatch import apply
-from weft.ir.eager import Declined, Orders, contiguous
+from weft.ir.eager import Declined, Orders, contiguous_array
 from weft.ir.reverse import recording
 from weft.ir.tape import Leaf
-from weft.ir.tensor import Tensor, about_to_write, grad_mode, wrap
+from weft.ir.tensor import Tensor, about_to_write, grad_mode, traces, wrap
 from weft.ops.control_call import call_graph
 from weft.ops.movement import inverse, transpose
 
@@ -87,7 +88,7 @@ def compile_unit(
     fresh: list[Tensor] = []
     exact: list[Any] = []
 
-    def anew(value: Any, is_weight: bool) -> Any:
+    def rewrapped_value(value: Any, is_weight: bool) -> Any:
         if isinstance(value, Tensor):
             if is_weight or type(value._node) is Leaf:
                 exact.append((len(fresh), value.shape))
@@ -95,14 +96,17 @@ def compile_unit(
             fresh.append(wrap(value._value if order is None else value._value.transpose(order)))
             return fresh[-1]
         if type(value) in (tuple, list):
-            return type(value)(anew(each, is_weight) for each in value)
+            return type(value)(rewrapped_value(each, is_weight) for each in value)
         return value
 
     names = unwrap(function).__code__.co_varnames
     given = tuple(
-        [anew(x, place < len(names) and names[place] in weights) for place, x in enumerate(args)]
+        [
+            rewrapped_value(x, place < len(names) and names[place] in weights)
+            for place, x in enumerate(args)
+        ]
     )
-    named = {name: anew(value, name in weights) for name, value in kwargs.items()}
+    named = {name: rewrapped_value(value, name in weights) for name, value in kwargs.items()}
     compilations = _compilations(function, tuple(orders.items()))
     try:
         with recording(False):
@@ -129,35 +133,64 @@ def compile_unit(
 class UnitCall:
     """Runs a function that reads its arguments and nothing else, and writes nothing."""
 
-    __slots__ = ("_found", "_in_order", "_places", "_program")
+    __slots__ = ("_found", "_in_order", "_places", "_program", "_quick")
 
     def __init__(self, found: Compiled, places: list[int], count: int) -> None:
         self._found, self._places = found, places
         self._in_order = places == [*range(count)]
         """Whether the program takes all tensors as they are given."""
         self._program: Executable | None = None
+        self._quick: Callable[[Sequence[Any]], Any] | None = None
+        """What runs a program of one result on a device with little work; see `quick_compute`."""
 
     def __call__(self, handles: Sequence[Tensor]) -> Any:
         """The result for the tensors of a call's arguments."""
+        quick = self._quick
+        if quick is not None and traces.keeper is None and not rewrites():
+            for tensor in handles:
+                if tensor._node is not None and grad_mode.enabled:
+                    break
+            else:
+                return wrap(quick([tensor._value for tensor in handles])[self._found.result])
         inputs = handles if self._in_order else [handles[place] for place in self._places]
-        arrays = [contiguous(tensor._value) for tensor in inputs]
+        arrays, is_recorded = [], False
+        for tensor in inputs:
+            array = tensor._value
+            is_ready = type(array) is HostArray and array.flags.c_contiguous
+            arrays.append(array if is_ready else contiguous_array(array))
+            is_recorded = is_recorded or tensor._node is not None
+        found = self._found
         if rewrites():
-            outputs = list(call_graph(self._found.recording.graph, *inputs))
-        elif grad_mode.enabled and any(tensor._node is not None for tensor in inputs):
-            outputs = self._found.taped_for(inputs)(inputs, arrays)
+            outputs = list(call_graph(found.recording.graph, *inputs))
+        elif is_recorded and grad_mode.enabled:
+            outputs = found.taped_for(inputs)(inputs, arrays)
         else:
             if self._program is None:
-                self._program = unit_executable(self._found.recording.graph, self._found.target)
-            graph = self._found.recording.graph
-            outputs = [wrap(array) for array in run_kept(graph, self._program, arrays)]
-        result = self._found.result
-        return outputs[result] if result is not None else self._found.recording.rebuild(outputs)
+                self._program = unit_executable(found.recording.graph, found.target)
+            made = run_kept(found.recording.graph, self._program, arrays)
+            if found.result is not None:
+                if self._quick is None:
+                    self._quick = self.quick_compute(arrays)
+                return wrap(made[found.result])
+            outputs = [wrap(array) for array in made]
+        result = found.result
+        return outputs[result] if result is not None else found.recording.rebuild(outputs)
 
     def compute(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """The outputs for the arrays of a call's tensors, with no place on a tape."""
         if self._program is None:
             self._program = unit_executable(self._found.recording.graph, self._found.target)
         return self._program.run([arrays[place] for place in self._places])
+
+    def quick_compute(self, arrays: Sequence[Any]) -> Callable[[Sequence[Any]], Any] | None:
+        """What does the same for arrays of these kinds with less work, once it was done for them.
+
+        None where the program knows no such way.
+        """
+        find = getattr(self._program, "quick_call", None)
+        found: Callable[[Sequence[Any]], Any] | None
+        found = find(arrays) if find is not None and self._in_order else None
+        return found
 
     def attach(self, handles: Sequence[Tensor], results: Sequence[Tensor]) -> bool:
         """Give results that were found otherwise their place on the tape; False where it cannot."""

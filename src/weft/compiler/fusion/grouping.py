@@ -495,7 +495,7 @@ class _Grouping:
             assert isinstance(step, Group)
             if step.weight + weight > self.limits.kernel_weight:
                 continue
-            if self._belongs(root, step) and step.join_root(root):
+            if self._belongs_to_group(root, step) and step.join_root(root):
                 step.weight += weight
                 self._note(root, position)
                 return position
@@ -528,7 +528,7 @@ class _Grouping:
         own = FUNCTION if is_function(node) else 1
         return own + sum([self.weights.get(atom, 0) for atom in node.operands])
 
-    def _belongs(self, root: Root, group: Group) -> bool:
+    def _belongs_to_group(self, root: Root, group: Group) -> bool:
         """Whether a root may be in a group that reads, or makes, what it reads.
 
         Updates of state stay out of reductions that make their gradients, and out of others that do

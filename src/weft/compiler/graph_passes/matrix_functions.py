@@ -72,7 +72,7 @@ def expand_matrix_functions(limits: PassLimits, graph: Graph, tally: Tally | Non
             if expansion is None:
                 return None
             self.tally[node.primitive.name] += 1
-            inner = trace(expansion, [atom.type for atom in node.operands]).closed()
+            inner = trace(expansion, [atom.type for atom in node.operands]).closed_graph()
             located = [replace(each, location=node.location) for each in inner.nodes]
             return self.splice(Graph(inner.inputs, tuple(located), inner.outputs), node.operands)
 

@@ -82,7 +82,7 @@ class Loop:
 
         What one plan has made once, before the first step, must outlive the runs of the other.
         """
-        return self.stack_plans([plan.planner.at(sizes).peak for plan in self.plans], 0, max)
+        return self.stack_plans([plan.planner.plan_for(sizes).peak for plan in self.plans], 0, max)
 
     def stack_plans(
         self, peaks: Sequence[Bytes], start: Bytes, largest: Callable[..., Bytes]
@@ -118,7 +118,7 @@ class Choice:
 
     def bytes(self, sizes: Sizes) -> int:
         """The scratch memory: one branch after the other lies in it."""
-        return max(plan.planner.at(sizes).peak for plan in self.plans)
+        return max(plan.planner.plan_for(sizes).peak for plan in self.plans)
 
 
 @frozen(eq=False)

@@ -1,4 +1,4 @@
-"""Timings: when each call of each compiled program began and ended, as the target measures it.
+"""Timings: when each call of each compiled program began and ended, as its target measures it.
 
 >>> import weft as wf
 >>> f = wf.jit(lambda x: wf.sort(wf.exp(x), axis=1))
@@ -11,12 +11,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from threading import get_native_id
 
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.report.explain import KernelReport, kernel_reports
-from weft.compiler.targets.target import Span, default_target
+from weft.compiler.targets.target import Span, target_of
+from weft.core.arrays import ON_COMPUTING, computing_devices
+from weft.core.devices import Device
 from weft.core.records import frozen
 
 __all__ = ["TimedCall", "timings"]
@@ -32,6 +34,8 @@ class TimedCall:
     start: int
     end: int
     thread: int
+    device: str = "cpu"
+    """What kind of machine ran it."""
 
     @property
     def seconds(self) -> float:
@@ -41,9 +45,23 @@ class TimedCall:
 
 @contextmanager
 def timings() -> Iterator[list[TimedCall]]:
-    """Time every call of compiled programs inside; times are those of `time.perf_counter_ns`."""
+    """Time every call of compiled programs inside; times are those of `time.perf_counter_ns`.
+
+    Calls on a card are timed by its own events, whatever the host does meanwhile.
+    """
     found: list[TimedCall] = []
-    with default_target().watch(_Observer(found)):
+    observer, watched = _Observer(found), set[str]()
+    with ExitStack() as stack:
+
+        def watch(device: Device) -> None:
+            if device.family not in watched:  # one target watches all devices of its kind
+                watched.add(device.family)
+                stack.enter_context(target_of(device).watch(observer))
+
+        for device in computing_devices():
+            watch(device)
+        ON_COMPUTING.append(watch)
+        stack.callback(ON_COMPUTING.remove, watch)
         yield found
 
 
@@ -60,7 +78,8 @@ class _Observer:
         kernels = self._kernels(plan, sizes)
         number, thread = self.plans.index(plan), get_native_id()
         for kernel, (start, end) in zip(kernels, spans, strict=False):
-            self.found.append(TimedCall(kernel, number, self.runs, start, end, thread))
+            device = plan.target.name
+            self.found.append(TimedCall(kernel, number, self.runs, start, end, thread, device))
         self.runs += 1
 
     def _kernels(self, plan: ProgramPlan, sizes: Mapping[str, int]) -> list[KernelReport]:

@@ -227,7 +227,9 @@ _ELIMINATING = ("solve", "inv")
 """The primitives that eliminate, and need memory for the factors."""
 
 
-def _computes(name: str) -> Callable[[Callable[[_Routines], None]], Callable[[_Routines], None]]:
+def _native_function_of(
+    name: str,
+) -> Callable[[Callable[[_Routines], None]], Callable[[_Routines], None]]:
     """Say of which primitive a function writes the native function."""
 
     def register(write: Callable[[_Routines], None]) -> Callable[[_Routines], None]:
@@ -237,7 +239,7 @@ def _computes(name: str) -> Callable[[Callable[[_Routines], None]], Callable[[_R
     return register
 
 
-@_computes("cholesky")
+@_native_function_of("cholesky")
 def _write_cholesky(routines: _Routines) -> None:
     """L of L Lᵀ = A, in the lower triangle of rows, which LAPACK takes for an upper one."""
     out, order = routines.out, routines.order
@@ -255,7 +257,7 @@ def _write_cholesky(routines: _Routines) -> None:
         routines.refuse_where(routines.is_failed(), 2)
 
 
-@_computes("triangular_solve")
+@_native_function_of("triangular_solve")
 def _write_triangular_solve(routines: _Routines) -> None:
     """X of A X = B for a triangle A: a lower one of rows is an upper one of columns."""
     out, order = routines.out, routines.order
@@ -275,7 +277,7 @@ def _write_triangular_solve(routines: _Routines) -> None:
             routines.solve_left(triangle, matrix, unknown, diagonal)
 
 
-@_computes("solve")
+@_native_function_of("solve")
 def _write_solve(routines: _Routines) -> None:
     """X of A X = B, by elimination with pivots."""
     sides = routines.out.mul(routines.order, routines.columns)
@@ -285,7 +287,7 @@ def _write_solve(routines: _Routines) -> None:
         _write_elimination(routines, number, unknown, error=3)
 
 
-@_computes("inv")
+@_native_function_of("inv")
 def _write_inverse(routines: _Routines) -> None:
     """X of A X = 1."""
     out, order = routines.out, routines.order
@@ -335,7 +337,7 @@ def _write_swaps(routines: _Routines, unknown: str, pivots: str) -> None:
                 out.store(values[0], places[1])
 
 
-@_computes("lu")
+@_native_function_of("lu")
 def _write_lu(routines: _Routines) -> None:
     """P, L and U with A = P L U: LAPACK has the columns of A, which are written out for it."""
     out, kind = routines.out, routines.kind

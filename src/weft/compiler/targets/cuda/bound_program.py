@@ -18,10 +18,20 @@ import numpy as np
 from weft.compiler.plan.launch import Sizes, Value, static_shape
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cuda.array import ArrayKind, CudaArray, array_kind, new_array
-from weft.compiler.targets.cuda.device import Memory, Stream, rounded_size
+from weft.compiler.targets.cuda.device import Memory, SizePool, Stream, rounded_size, take_memory
+from weft.compiler.targets.cuda.driver import LAST_PROGRAM
 from weft.compiler.targets.cuda.faults import FaultPages
 from weft.compiler.targets.cuda.graphs import ExecutableGraph, Graph, capture_graph
-from weft.compiler.targets.cuda.launcher import FAULT, NativeRun, Record, check_fault, set_cell
+from weft.compiler.targets.cuda.launcher import (
+    FAULT,
+    LONG,
+    MOST_WORDS,
+    NativeRun,
+    Record,
+    check_fault,
+    set_cell,
+    word_call,
+)
 from weft.compiler.targets.target import Donation, Observer, Reuse
 from weft.core.records import frozen
 from weft.ir.graph import Literal
@@ -31,10 +41,14 @@ GRAPHS = 4
 """How many CUDA graphs are kept for one set of sizes, each for some addresses."""
 REPEATED = 1
 """Runs with the same addresses after which a graph is made of the next."""
+_NAMED = 6
+"""How many operations are named where a kernel faults."""
 FEW_LAUNCHES = 3
 """A program of fewer launches gains nothing by a graph."""
 
 
+Slow = Callable[[Sequence[CudaArray]], Sequence[CudaArray]]
+"""Computes the outputs of a program."""
 OBSERVERS: list[Observer] = []
 """What is told of every run; see `watched_launches`."""
 
@@ -105,6 +119,15 @@ def program_interface(plan: ProgramPlan, sizes: Sizes) -> Interface:
     return Interface(slots, tuple(outputs), tuple(constants))
 
 
+def program_text(plan: ProgramPlan) -> str:
+    """What a plan computes, in a few words: its first operations, with the user's line of one."""
+    nodes = [node for node in plan.graph.nodes if node.location is not None] or plan.graph.nodes
+    names = [*dict.fromkeys(node.primitive.name for node in plan.graph.nodes)]
+    more = "" if len(names) <= _NAMED else f" and {len(names) - _NAMED} more"
+    at = f" at {nodes[0].location}" if nodes and nodes[0].location is not None else ""
+    return f"{len(plan.launches)} launches of {', '.join(names[:_NAMED])}{more}{at}"
+
+
 class Launches(Protocol):
     """The launches of a program, bound to cells: of a plan, or as they were stored."""
 
@@ -143,7 +166,7 @@ class BoundProgram:
     """A program for one set of sizes.
 
     faults: the cells in which launches report them. observed: what puts the launches on the stream
-    while somebody watches them.
+    while somebody watches them. plan: what is computed, for those who ask.
     """
 
     def __init__(
@@ -154,7 +177,9 @@ class BoundProgram:
         constants: Constants,
         faults: tuple[FaultPages, list[int]],
         observed: Callable[[], None],
+        plan: Callable[[], ProgramPlan],
     ) -> None:
+        self._described = lambda: program_text(plan())
         self.stream, self.launches, self.interface = stream, launches, interface
         self._constants, self._observed = constants, observed
         self._pages, self.fault_cells = faults
@@ -169,13 +194,15 @@ class BoundProgram:
         for cells, slot, literal in launches.constant_cells():
             cells[slot] = constants.array(literal).pointer
         self._required = launches.required_bytes
-        self._required_size = rounded_size(self._required)
+        self._required_pool = stream.arena.pool(rounded_size(self._required))
         self._outputs = len(interface.outputs)
         count = len(slots) + len(self._own) + bool(self._required)
         self._pack = Struct(f"{count}Q").pack
         self._words: Any = np.zeros(max(1, count), np.uint64)
         self._view = self._words.data.cast("B")[: 8 * count]
         self._native = self._native_run(slots)
+        is_short = self._native is not None and len(self._native.records) < LONG
+        self._word_call = word_call(count) if is_short and 0 < count <= MOST_WORDS else None
         self._may_repeat = launches.is_static and launches.count >= FEW_LAUNCHES
 
     def _native_run(self, input_slots: Sequence[int]) -> NativeRun | None:
@@ -188,13 +215,13 @@ class BoundProgram:
         records += [set_cell(self.launches.cell_at(s), words + 8 * k) for k, s in enumerate(slots)]
         if self._required:
             records += self.launches.placement_records(words + 8 * len(slots))
-        return NativeRun(self.stream, [*records, *launched])
+        return NativeRun(self.stream, [*records, *launched], words)
 
     def _describe_outputs(self) -> None:
         """Sort the outputs: those that launches write, and those that lie where others do."""
         ordinal = self.stream.device.ordinal
-        self._own: list[tuple[int, ArrayKind, int]] = []
-        """Of outputs with memory of their own: position, kind and size in memory."""
+        self._own: list[tuple[int, ArrayKind, SizePool]] = []
+        """Of outputs with memory of their own: position, kind and where memory is taken."""
         self._shared: list[tuple[int, ArrayKind, str, Any]] = []
         """Of the others: position, kind, and which input, output or constant they are."""
         self._writer: dict[int, int] = {}
@@ -204,7 +231,8 @@ class BoundProgram:
             kind = array_kind(ordinal, place.dtype, place.shape)
             if place.where == "own":
                 self._writer[position] = position
-                self._own.append((position, kind, rounded_size(kind.nbytes)))
+                pool = self.stream.arena.pool(rounded_size(kind.nbytes))
+                self._own.append((position, kind, pool))
                 slots.append(place.which)
             elif place.where == "constant":
                 constant = self._constants.array(self.interface.constants[place.which])
@@ -230,10 +258,10 @@ class BoundProgram:
             given = {self._writer[output]: inputs[place] for output, place in donated}
         if reused:
             given.update(reused)
-        for position, kind, size in self._own:
+        for position, kind, pool in self._own:
             array = given.get(position) if given else None
             if array is None:
-                array = new_array(Memory(stream, kind.nbytes, size), kind)
+                array = new_array(take_memory(stream, kind.nbytes, pool), kind)
             elif array.kind is not kind or array.base is not None:
                 array = new_array(array.memory, kind)
             outputs[position] = array
@@ -243,12 +271,13 @@ class BoundProgram:
             base = which if where == "constant" else held[where][which]
             outputs[position] = new_array(base.memory, kind, base.base or base)
         if self._required:
-            memory = Memory(stream, self._required, self._required_size)
+            memory = Memory(stream, self._required, self._required_pool)
             words.append(memory.pointer)
         self._launch(words)
         return outputs
 
     def _launch(self, words: list[int]) -> None:
+        LAST_PROGRAM[0] = self._described
         if OBSERVERS:
             self._raise_faults()
             self._write_cells(words)
@@ -263,13 +292,73 @@ class BoundProgram:
             self._write_cells(words)
             self.launches.launch()
             return
-        self._view[:] = key
-        code = native.call(native.address)
+        code = self._call_native(key, words)
         while code == FAULT:
             self._pages.raise_first()
-            code = native.call(native.address)
+            code = self._call_native(key, words)
         if code:
             raise native.error(code)
+
+    def _call_native(self, key: bytes, words: list[int]) -> int:
+        """Write the words of a run and put its launches on the stream: the driver's result.
+
+        What may be called without the lock (`quick_call`) writes words in the native call.
+        """
+        native = self._native
+        assert native is not None
+        if self._word_call is not None:
+            return self._word_call(native.address, *words)
+        self._view[:] = key
+        return native.call(native.address)
+
+    def quick_call(self, slow: Slow) -> Slow | None:
+        """What computes the one output of a program of few launches; None for other programs.
+
+        Its inputs are arrays of the kinds that the program was bound for. All that changes from
+        call to call is in one native call, which holds Python's lock: there is nothing to wait for.
+        `slow` is called where somebody watches, and where that call does not succeed.
+        """
+        native, call = self._native, self._word_call
+        if native is None or call is None or self._may_repeat or self._outputs != 1:
+            return None
+        if self._shared:
+            return self._quick_view(slow)
+        (_, kind, pool), address, stream = self._own[0], native.address, self.stream
+        is_current, required = stream.device.is_current, self._required
+        room = self._required_pool
+        nbytes, described = kind.nbytes, self._described
+
+        def compute(arrays: Sequence[CudaArray]) -> Sequence[CudaArray]:
+            if OBSERVERS or not is_current():
+                return slow(arrays)
+            LAST_PROGRAM[0] = described
+            memory = take_memory(stream, nbytes, pool)
+            pointer = memory.pointer
+            words = [array.pointer for array in arrays]
+            if required:  # what comes later on the stream may use it again
+                words.append(pointer)
+                at = room.take()
+                failed = call(address, *words, at)
+                room.give(at)
+            else:
+                failed = call(address, *words, pointer)
+            return slow(arrays) if failed else (new_array(memory, kind),)
+
+        return compute
+
+    def _quick_view(self, slow: Slow) -> Slow | None:
+        """What gives an input in another shape; None where anything is launched for it."""
+        ((_, kind, where, which),) = self._shared
+        if where != "input" or self.launches.count or self.fault_cells:
+            return None
+
+        def compute(arrays: Sequence[CudaArray]) -> Sequence[CudaArray]:
+            if OBSERVERS:
+                return slow(arrays)
+            base = arrays[which]
+            return (new_array(base.memory, kind, base.base or base),)
+
+        return compute
 
     def _raise_faults(self) -> None:
         """Raise what kernels of earlier runs of this program have reported."""

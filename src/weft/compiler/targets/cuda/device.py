@@ -22,7 +22,6 @@ import numpy as np
 from weft.compiler.targets.cuda.driver import OLDEST_CARD, Driver, load_driver
 from weft.core.errors import ArgumentError, DeviceError, OutOfMemoryError
 from weft.core.records import frozen
-from weft.runtime.address_space import mark_divided
 
 Array = np.ndarray[Any, Any]
 
@@ -42,6 +41,8 @@ _NON_BLOCKING = 1
 """A stream that does not wait for the default stream of other libraries."""
 _NO_TIMING = 2
 _current = local()
+CAPTURED: Array = np.zeros(1, np.int32)
+"""How many streams are being captured: what is put on such a stream becomes part of a graph."""
 EXPLAIN: list[Callable[[int, OutOfMemoryError], OutOfMemoryError]] = []
 """Makes the error for bytes that a card does not have, of the driver's; see array.py."""
 
@@ -53,7 +54,6 @@ class Device:
         self.driver, self.ordinal = driver, ordinal
         self.handle = driver.number("cuDeviceGet", ordinal)
         self._check_age()
-        mark_divided()  # the context maps all memory of all cards
         self.context = driver.handle("cuDevicePrimaryCtxRetain", self.handle)
         self.make_current()
         self.pool = driver.handle("cuDeviceGetDefaultMemPool", self.handle)
@@ -76,9 +76,13 @@ class Device:
 
     def make_current(self) -> None:
         """Make the calls of this thread go to this card."""
-        if getattr(_current, "context", None) != self.context:
+        if not self.is_current():
             self.driver("cuCtxSetCurrent", self.context)
             _current.context = self.context
+
+    def is_current(self) -> bool:
+        """Whether the calls of this thread go to this card."""
+        return getattr(_current, "context", None) == self.context
 
     def attribute(self, name: str) -> int:
         """A number that the driver knows of the card; see `_ATTRIBUTES`."""
@@ -239,18 +243,59 @@ class Event:
 class Memory:
     """Bytes on the device; dropped, they are free for later work of their stream."""
 
-    __slots__ = ("_size", "count", "pointer", "stream")
+    __slots__ = ("_pool", "count", "pointer", "stream")
 
-    def __init__(self, stream: Stream, count: int, size: int = 0) -> None:
-        """`size` is the rounded size, where it is known."""
+    def __init__(self, stream: Stream, count: int, pool: SizePool | None = None) -> None:
+        """`pool` is that of the rounded size, where it is known."""
         self.stream, self.count = stream, count
-        self._size = size = size or rounded_size(count)
-        self.pointer = stream.arena.take(size)
+        self._pool = stream.arena.pool(rounded_size(count)) if pool is None else pool
+        self.pointer = self._pool.take()
 
     def __del__(self) -> None:
-        pointer = getattr(self, "pointer", None)
-        if pointer is not None:
-            self.stream.arena.give(self._size, pointer)
+        if hasattr(self, "pointer"):  # else there was none left for it
+            self._pool.give(self.pointer)
+
+
+def take_memory(stream: Stream, count: int, pool: SizePool) -> Memory:
+    """Memory from a pool of its stream: with less work than the class itself has."""
+    memory = _new_memory(Memory)
+    memory.stream, memory.count, memory._pool = stream, count, pool
+    memory.pointer = pool.take()
+    return memory
+
+
+_new_memory = Memory.__new__
+
+
+class SizePool:
+    """Free memory of one size: the addresses are a heap.
+
+    Of several the one of the lowest address is taken: a program that is run again and again then
+    finds its values in the same places, and may become a graph.
+    """
+
+    __slots__ = ("_arena", "free", "size")
+
+    def __init__(self, arena: Arena, size: int) -> None:
+        self._arena, self.size = arena, size
+        self.free: list[int] = []
+
+    def take(self) -> int:
+        """The address of free memory, which is the driver's where there is none."""
+        arena, size = self._arena, self.size
+        arena.used += size
+        if arena.used > arena.peak:
+            arena.peak = arena.used
+        return heappop(self.free) if self.free else arena.allocate(size)
+
+    def give(
+        self,
+        address: int,
+        push: Callable[[list[int], int], None] = heappush,  # modules may be gone at the end
+    ) -> None:
+        """Memory that was taken is free."""
+        self._arena.used -= self.size
+        push(self.free, address)
 
 
 class Arena:
@@ -258,23 +303,29 @@ class Arena:
 
     What is dropped may be in use by work that is on the stream already, and is given to work that
     comes after it there. What no size fits is taken from the driver; when there is none left, all
-    that is free goes back first. Of several, the one of the lowest address is taken: a program that
-    is run again and again then finds its values in the same places, and may become a graph.
+    that is free goes back first.
     """
 
     def __init__(self, driver: Driver, stream: int) -> None:
         self._driver, self._stream = driver, stream
-        self._free: dict[int, list[int]] = {}
+        self._pools: dict[int, SizePool] = {}
         self.used = self.peak = 0
+
+    def pool(self, size: int) -> SizePool:
+        """The memory of one size, which `rounded_size` gives."""
+        known = self._pools.get(size)
+        return self._pools.setdefault(size, SizePool(self, size)) if known is None else known
 
     def take(self, size: int) -> int:
         """The address of so many bytes, a size that `rounded_size` gives."""
-        free = self._free.get(size)
-        self.used += size
-        if self.used > self.peak:
-            self.peak = self.used
-        if free:
-            return heappop(free)
+        return self.pool(size).take()
+
+    def give(self, size: int, address: int) -> None:
+        """Memory that was taken for so many bytes is free."""
+        self.pool(size).give(address)
+
+    def allocate(self, size: int) -> int:
+        """Memory of the driver's, which is counted as used already."""
         try:
             return self._allocate(size)
         except OutOfMemoryError:
@@ -287,21 +338,11 @@ class Arena:
         self.used += size
         return address
 
-    def give(
-        self,
-        size: int,
-        address: int,
-        push: Callable[[list[int], int], None] = heappush,  # modules may be gone at the end
-    ) -> None:
-        """Memory that was taken for so many bytes is free."""
-        self.used -= size
-        push(self._free.setdefault(size, []), address)
-
     def release(self) -> None:
         """Give what is free back to the driver, after the work that may use it."""
-        for addresses in self._free.values():
-            while addresses:
-                self._driver("cuMemFreeAsync", addresses.pop(), self._stream)
+        for pool in self._pools.values():
+            while pool.free:
+                self._driver("cuMemFreeAsync", pool.free.pop(), self._stream)
         self._driver("cuStreamSynchronize", self._stream)
 
     def _allocate(self, size: int) -> int:

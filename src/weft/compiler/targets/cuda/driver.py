@@ -12,6 +12,7 @@ True
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from copy import copy
 from ctypes import (
     POINTER,
@@ -122,6 +123,8 @@ NEWER = frozenset({"cuTensorMapEncodeTiled", "cuTensorMapEncodeIm2col"})
 OUT_OF_MEMORY, NO_DEVICE = 2, 100
 _FAULTS = frozenset({700, 702, 708, 709, 710, 714, 715, 716, 717, 718, 719, 720})
 """Results after which the context is lost: addresses outside memory, traps, launches cut short."""
+LAST_PROGRAM: list[Callable[[], str]] = [lambda: "none"]
+"""What says which program was put on a card last: the first suspect where a kernel faults."""
 _FIXES = {
     1: "this is a mistake of Weft's: please report the call with its operands",
     OUT_OF_MEMORY: "free tensors, use a smaller batch, or wf.jit(memory=...) with a budget",
@@ -189,7 +192,9 @@ class Driver:
         named, said = self._text("cuGetErrorName", code), self._text("cuGetErrorString", code)
         kind: type[WeftError] = OutOfMemoryError if code == OUT_OF_MEMORY else DeviceError
         fix = _FIXES.get(code, f"the driver says: {said}" if said else "restart the process")
+        got = {"result": f"{named or 'unknown'} ({code})"}
         if code in _FAULTS:
+            got["last program"] = LAST_PROGRAM[0]()
             fix = (
                 "a kernel before this call failed, and the card's context is lost: "
                 "restart the process; WEFT_CHECK=memory finds the kernel on the CPU"
@@ -198,7 +203,7 @@ class Driver:
             name,
             f"the NVIDIA driver refused a call: {said or 'unknown'}" + (f"\n{log}" if log else ""),
             expected="CUDA_SUCCESS",
-            got={"result": f"{named or 'unknown'} ({code})"},
+            got=got,
             fix=fix,
         )
 

@@ -27,6 +27,7 @@ from weft.compiler.targets.cuda.bound_program import (
     OBSERVERS,
     BoundProgram,
     Constants,
+    Slow,
     program_interface,
 )
 from weft.compiler.targets.cuda.code import Code
@@ -128,12 +129,19 @@ class CudaExecutable:
             return taken[-1]
 
         binding = Binding(self.plan, sizes, self.code, self.stream, cell_of, is_outer=True)
-        interface, observed = (
-            program_interface(self.plan, sizes),
-            partial(_launch_observed, binding),
-        )
-        faults = pages, taken
-        return BoundProgram(self.stream, binding, interface, self._constants, faults, observed)
+        plan, interface = self.plan, program_interface(self.plan, sizes)
+        given = self.stream, binding, interface, self._constants, (pages, taken)
+        return BoundProgram(*given, partial(_launch_observed, binding), lambda: plan)
+
+    def quick_call(self, arrays: Sequence[Any]) -> Slow | None:
+        """What runs the program on arrays of the same kinds with little work; None for no such.
+
+        See `BoundProgram`. It is there after a run on such arrays.
+        """
+        if any(type(array) is not CudaArray for array in arrays):
+            return None
+        bound = self._by_kinds.get(tuple([a.kind for a in arrays]) if self._symbols else ())
+        return None if bound is None else bound.quick_call(self.run)
 
     def bound_statically(self) -> BoundProgram | None:
         """The program with its sizes; None where they depend on inputs."""

@@ -16,7 +16,7 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 
-from weft.compiler.targets.cuda.device import Stream
+from weft.compiler.targets.cuda.device import CAPTURED, Stream
 from weft.compiler.targets.cuda.modules import KernelNodeParameters
 from weft.compiler.targets.llvm.ir_builder import NULL, IRBuilder, Operand, Struct, module_text
 
@@ -27,9 +27,10 @@ SET, LAUNCH, COPY, FILL, ENCODE, ENCODE_WINDOWS, CHECK = range(7)
 """The kinds of records; see the functions below, which make them."""
 WORDS = 8
 """How many words a record has."""
-_TABLE_HEAD = Struct("ptr functions, ptr stream, i64 count, i64 failed")
+_TABLE_HEAD = Struct("ptr functions, ptr stream, i64 count, i64 failed, ptr words, ptr captured")
 _HEAD = len(_TABLE_HEAD.names)
-"""Words before the records: the functions, the stream, how many there are, which one failed."""
+"""Words before the records: the functions, the stream, how many there are, which one failed, where
+the words of a run are written, and where it is said whether a stream is being captured."""
 _NAME = "cuda_run"
 CALLED = (
     "cuLaunchKernel",
@@ -41,8 +42,12 @@ CALLED = (
 """The driver's functions that records call."""
 FAULT = -1
 """The result where a kernel of an earlier run has reported a fault."""
+BUSY = -2
+"""The result where a stream is being captured, so that nothing may be put on it."""
 LONG = 16
 """From how many records on other threads of Python go on meanwhile."""
+MOST_WORDS = 8
+"""How many words of a run may be given with the call."""
 
 
 def set_cell(target: int, source: int, offset: int = 0) -> Record:
@@ -203,36 +208,69 @@ def _run_table() -> IRBuilder:
     return out
 
 
+def _run_words(run_table: IRBuilder, count: int) -> IRBuilder:
+    """Write so many words of a run, and work through the records, unless a stream is captured.
+
+    Python's lock is held all the while, so that no other thread writes in between.
+    """
+    parameters = "ptr %table", *[f"i64 %word{place}" for place in range(count)]
+    name = f"{_NAME}_{count}"
+    out = IRBuilder(name, parameters, public=True, result="i32", may_unwind=True)
+    table, *given = out.parameters
+    captured, words = out.record(_TABLE_HEAD, table).all("captured", "words")
+    with out.when(out.test("ne", out.load("i32", captured), 0)):
+        out.give(BUSY)
+    for place, word in enumerate(given):
+        out.store(word, out.at("i64", words, place))
+    out.give(out.call(run_table, table, result="i32"))
+    return out
+
+
 @cache
-def _native_function() -> tuple[int, Any]:
-    """The address of the native function, and what keeps it there."""
+def _native_functions() -> tuple[list[int], Any]:
+    """The addresses of what works through a table, given so many words; and what keeps them."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    symbol = f"weft.{_NAME}"
-    builder = llvm.JITLibraryBuilder().add_ir(module_text(_run_table())).export_symbol(symbol)
+    run_table = _run_table()
+    functions = [run_table, *[_run_words(run_table, n) for n in range(1, MOST_WORDS + 1)]]
+    symbols = [f"weft.{_NAME}", *[f"weft.{_NAME}_{n}" for n in range(1, MOST_WORDS + 1)]]
+    builder = llvm.JITLibraryBuilder().add_ir(module_text(*functions))
+    for symbol in symbols:
+        builder.export_symbol(symbol)
     compiler = llvm.create_lljit_compiler(use_jit_link=True)
     library = builder.link(compiler, "weft_cuda_launcher")
-    return library[symbol], (library, compiler)
+    return [library[symbol] for symbol in symbols], (library, compiler)
 
 
 @cache
 def native_calls() -> tuple[Callable[[int], int], Callable[[int], int]]:
     """What works through a table at an address: holding Python's lock, and without it."""
-    address, _ = _native_function()
+    address = _native_functions()[0][0]
     held = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(address)
     without = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(address)
     return held, without
 
 
+@cache
+def word_call(count: int) -> Callable[..., int]:
+    """What writes so many words of a run, and works through a table at an address.
+
+    It holds Python's lock. Its result is `BUSY` where nothing was done.
+    """
+    kinds = [ctypes.c_void_p, *[ctypes.c_uint64] * count]
+    return ctypes.PYFUNCTYPE(ctypes.c_int, *kinds)(_native_functions()[0][count])
+
+
 class NativeRun:
-    """Records in order; a call works through them."""
+    """Records in order; a call works through them. `words`: where the words of a run stand."""
 
     __slots__ = ("_stream", "_table", "address", "call", "records")
 
-    def __init__(self, stream: Stream, records: Sequence[Record]) -> None:
+    def __init__(self, stream: Stream, records: Sequence[Record], words: int = 0) -> None:
         self.records, self._stream = tuple(records), stream
         table: Array = np.zeros(_HEAD + WORDS * len(self.records), np.int64)
         table[:3] = stream.driver.addresses(CALLED), stream.handle, len(self.records)
+        table[4:_HEAD] = words, CAPTURED.ctypes.data
         for place, record in enumerate(self.records):
             start = _HEAD + WORDS * place
             table[start : start + len(record)] = record

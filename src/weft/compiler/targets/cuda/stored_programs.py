@@ -24,6 +24,7 @@ from typing import Any
 import llvmlite
 import numpy as np
 
+from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cuda.array import CudaArray, compute_stream
 from weft.compiler.targets.cuda.binding import Binding, Region, Touched, branching_graph
 from weft.compiler.targets.cuda.bound_program import (
@@ -32,6 +33,7 @@ from weft.compiler.targets.cuda.bound_program import (
     Constants,
     Interface,
     OutputPlace,
+    Slow,
 )
 from weft.compiler.targets.cuda.code import load_modules
 from weft.compiler.targets.cuda.device import Device, Stream, device
@@ -366,12 +368,12 @@ class StoredExecutable:
         ]
         interface = Interface(tuple(head["inputs"]), tuple(outputs), tuple(literals[len(slots) :]))
         given = self.stream, launches, interface, constants, (pages, faults)
-        return BoundProgram(*given, observed=_not_observed)
+        return BoundProgram(*given, _not_observed, lambda: _plan_of(compiled))
 
     @property
-    def plan(self) -> Any:
+    def plan(self) -> ProgramPlan:
         """The plan, which is made anew."""
-        return self._compiled().plan  # type: ignore[attr-defined]
+        return _plan_of(self._compiled)
 
     def run(
         self,
@@ -395,6 +397,12 @@ class StoredExecutable:
             finished += outputs
         return outputs
 
+    def quick_call(self, arrays: Sequence[Any]) -> Slow | None:
+        """See `CudaExecutable`."""
+        if any(type(array) is not CudaArray for array in arrays):
+            return None
+        return self._bound.quick_call(self.run)
+
     def recycle(self, array: Any) -> None:
         """See `Executable`: the stream keeps memory by size, whoever had it."""
 
@@ -406,6 +414,12 @@ class StoredExecutable:
         with RUN_LOCK:
             self._bound.forget_graphs()
             self.stream.arena.release()
+
+
+def _plan_of(compiled: Callable[[], Executable]) -> ProgramPlan:
+    program = compiled()
+    assert isinstance(program, CudaExecutable)
+    return program.plan
 
 
 def _not_observed() -> None:

@@ -211,7 +211,7 @@ class CudaTarget:
         """See `Target`."""
         return CudaExecutable(plan, self.ordinal)
 
-    def stored(self, digest: str, compiled: Callable[[], Executable]) -> Executable:
+    def stored_executable(self, digest: str, compiled: Callable[[], Executable]) -> Executable:
         """See `Target`."""
         return stored_program(digest, self.ordinal, compiled) if is_available() else compiled()
 

@@ -36,6 +36,8 @@ _RESULTS = {attention: ("out", "sums"), attention_gradient: ("dq", "dk", "dv")}
 _LARGEST_HEAD = 128
 SIDE = 16
 """Threads along each side of a tile."""
+FEWEST_QUERIES = 16
+"""Fewer queries leave most of a tile empty: products of one row are spread over more blocks."""
 _UNIT = 4
 """Floats that are read at once."""
 
@@ -56,7 +58,8 @@ def is_exact_attention(node: GraphNode) -> bool:
         return False
     offset, head = node.params["offset"], int(q.shape[-1])
     return (
-        head % _UNIT == 0
+        int(q.shape[-2]) >= FEWEST_QUERIES
+        and head % _UNIT == 0
         and head <= _LARGEST_HEAD
         and v.shape[-1] == head
         and 0 < node.params["scale"] < inf
