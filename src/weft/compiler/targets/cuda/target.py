@@ -96,7 +96,7 @@ CUDA_LIMITS = Limits(
         fused_launches=0,
         filling_chunks=64.0,
         filling_update_chunks=float("inf"),
-        gathers_small_launches=True,
+        gathered_bytes=5 << 20,
         column_sum_teams=4,
     ),
     rates=Rates(5e14, 3e14, 1e13, 4e12, 1e12),
