@@ -54,12 +54,19 @@ def run_known_elsewhere(
     What was computed before needs no check of types, devices and parameters.
     """
     arrays = [operand._value for operand in operands]
-    key = key_elsewhere(primitive, arrays, params)
-    compute = None if key is None else _computing.get(key)
+    compute = known_compute(primitive, arrays, params)
     if compute is None or OBSERVERS or not is_native():
         return None
     results = compute(arrays)
     return tuple(map(wrap, results)) if primitive.multiple else wrap(results[0])
+
+
+def known_compute(
+    primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]
+) -> Compute | None:
+    """What computes a primitive of arrays of these kinds, if that was done before."""
+    key = key_elsewhere(primitive, arrays, params)
+    return None if key is None else _computing.get(key)
 
 
 def key_elsewhere(
