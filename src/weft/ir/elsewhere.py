@@ -111,15 +111,20 @@ Computed = tuple[Any, Sequence[Any]]
 """The array of a result, and those of the operands."""
 
 
+KnownCalls = dict[Hashable, tuple[Compute, Any]]
+"""By the kinds of arrays, and numbers: what computes a call, and the array of a number."""
+
+
 def elementwise_elsewhere(
     primitive: Primitive,
-) -> Callable[[Sequence[Any]], Computed | None]:
+) -> tuple[Callable[[Sequence[Any]], Computed | None], KnownCalls]:
     """What computes an element-wise primitive of arrays on another device.
 
     One of two operands may be a Python float beside an array of inexact numbers. None where the
-    call has to go the long way: under an observer, for dtypes or shapes that do not fit.
+    call has to go the long way: under an observer, for dtypes or shapes that do not fit. The calls
+    that are known are returned, too: those of arrays alone are found by the kinds of all of them.
     """
-    known: dict[Hashable, tuple[Compute, Any]] = {}
+    known: KnownCalls = {}
     find = _finder(primitive)
 
     def compute(operands: Sequence[Any]) -> Computed | None:
@@ -154,7 +159,7 @@ def elementwise_elsewhere(
         known[key] = run.quick_compute(arrays) or run.compute, number
         return result, arrays
 
-    return compute
+    return compute, known
 
 
 def _finder(primitive: Primitive) -> Callable[[Sequence[Any]], tuple[Any, Any] | None]:
