@@ -5,8 +5,10 @@ PYTHON ?= python3
 WORKERS ?= 2
 EXAMPLES ?= 200
 PROGRAMS ?= 1000
-# The most cases of one test that `make quick` runs.
+# The most cases of one test that `make quick` runs, and of one that `make test` runs once more in
+# another mode; all of them: CASES=100000.
 FEW ?= 2
+CASES ?= 4
 SEED ?= 0
 MINUTES ?= 60
 # The versions of Python that `make test-pythons` runs tests on, and which tests.
@@ -35,6 +37,8 @@ PEERS ?=
 # Options of `make bench` for the comparison of compiled programs, and for that of the eager mode.
 BENCH ?=
 EAGER ?=
+# The revisions of which `make docs-versions` builds the site, the one that is opened first.
+VERSIONS ?= HEAD
 # Options of `make bench-distributed`.
 DISTRIBUTED ?=
 
@@ -43,7 +47,7 @@ VENV_BENCH := .venv-bench/.complete
 VENV_DOCS := .venv-docs/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test coverage quick test-pythons test-gpu checked plain eager replay fuzz machines conformance lint bench bench-distributed bench-gpu docs dist nightly examples clean
+.PHONY: help venv demo test coverage quick test-pythons test-gpu checked plain eager replay fuzz machines conformance lint bench bench-distributed bench-gpu docs docs-versions dist nightly examples clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -53,7 +57,7 @@ venv: $(VENV)  ## create .venv with weft (editable), the test tools and the lint
 demo: $(VENV)  ## train a small GPT on Shakespeare for about a minute and show what it writes
 	@.venv/bin/python examples/demo.py
 
-test: $(VENV)  ## all tests, then parts of them in the checking mode, without shortcuts, by each eager way and for lesser processors
+test: $(VENV)  ## all tests, then some cases of each in the checking mode, without shortcuts, by each eager way and for lesser processors
 	.venv/bin/python -m pytest -q -n $(WORKERS) --ignore tests/test_fuzz.py
 	.venv/bin/python -m pytest -q -n $(WORKERS) tests/test_fuzz.py  # apart: one worker would get all of it
 	@$(MAKE) --no-print-directory checked plain eager machines
@@ -73,20 +77,20 @@ test-gpu: $(VENV)  ## the tests that need an NVIDIA card, and random programs on
 	    --minutes $(MINUTES) --workers $(WORKERS) --threads 1 --ways cuda,cuda-eager
 
 checked: $(VENV)  ## the tests of programs and memory in the checking mode; CHECKED=tests/compiler for more
-	WEFT_CHECK=memory .venv/bin/python -m pytest -q -n $(WORKERS) $(CHECKED)
+	WEFT_CHECK=memory .venv/bin/python -m pytest -q -n $(WORKERS) --few $(CASES) $(CHECKED)
 
 plain: $(VENV)  ## tests of calls and training without the fast path and writes in place; PLAIN=tests/compiler for more
-	WEFT_FASTCALL=off WEFT_IN_PLACE=off .venv/bin/python -m pytest -q -n $(WORKERS) $(PLAIN)
+	WEFT_FASTCALL=off WEFT_IN_PLACE=off .venv/bin/python -m pytest -q -n $(WORKERS) --few $(CASES) $(PLAIN)
 
 eager: $(VENV)  ## tests of layers, optimisers and transforms with eager work by reference, and in compiled units of any size
-	WEFT_EAGER=reference .venv/bin/python -m pytest -q -n $(WORKERS) $(EAGER_TESTS)
-	WEFT_EAGER_ELEMENTS=1 .venv/bin/python -m pytest -q -n $(WORKERS) $(EAGER_TESTS)
+	WEFT_EAGER=reference .venv/bin/python -m pytest -q -n $(WORKERS) --few $(CASES) $(EAGER_TESTS)
+	WEFT_EAGER_ELEMENTS=1 .venv/bin/python -m pytest -q -n $(WORKERS) --few $(CASES) $(EAGER_TESTS)
 
 machines: $(VENV)  ## the tests of generated code, for each lesser processor that this one can be
 	@set -e; for machine in $(filter-out x86-64-v2,$(or $(MACHINES),$(shell .venv/bin/python -c \
-	    "from weft.compiler.targets.cpu.machine import available; print(*available()[:-1])"))); do \
+	    "from weft.compiler.targets.cpu.machine import available_machines; print(*available_machines()[:-1])"))); do \
 	    echo "WEFT_MACHINE=$$machine"; WEFT_MACHINE=$$machine .venv/bin/python -m pytest -q \
-	    -n $(WORKERS) $(GENERATED); done
+	    -n $(WORKERS) --few $(CASES) $(GENERATED); done
 
 replay: $(VENV)  ## what the benchmarks are compiled to, in RECORD; AGAINST=FOLDER shows what has changed since
 	.venv/bin/python tools/replay.py record $(RECORD)
@@ -126,6 +130,10 @@ docs: $(VENV_DOCS)  ## generate the generated pages, then the site in build/site
 	@.venv-docs/bin/python -m sphinx -q -W --keep-going -j $(WORKERS) -b html -c docs . build/site
 	@.venv-docs/bin/python docs/check_site.py build/site
 
+docs-versions: $(VENV_DOCS)  ## the sites of several versions side by side in build/versions: VERSIONS="v0.2.0 v0.1.0"
+	@.venv-docs/bin/python docs/build_versions.py build/versions $(VERSIONS)
+	@.venv-docs/bin/python docs/check_site.py build/versions
+
 dist:  ## the wheel and the sdist in dist/, installed into a clean environment and tried
 	@$(PYTHON) scripts/build-dist dist
 
@@ -139,7 +147,8 @@ nightly: $(VENV_BENCH) lint coverage examples docs dist bench  ## all of the abo
 	.venv-docs/bin/python docs/run_notebooks.py
 	HYPOTHESIS_PROFILE=nightly WEFT_TEST_SEED=random \
 	    .venv-bench/bin/python -m pytest -n $(WORKERS)
-	@$(MAKE) --no-print-directory checked CHECKED="tests/compiler tests/test_benchmarks.py"
+	@$(MAKE) --no-print-directory checked CASES=100000 CHECKED="tests/compiler tests/test_benchmarks.py"
+	@$(MAKE) --no-print-directory plain eager machines CASES=100000
 	.venv-bench/bin/python -m tests.fuzz --programs 20000 --minutes 120 --workers $(WORKERS) \
 	    --seed $$(date +%j000000) --coverage
 

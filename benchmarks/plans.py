@@ -66,7 +66,9 @@ def choices_of(name: str, devices: int, costs: wf.distributed.Costs) -> list[Any
     wanted = [
         each
         for each in sorted(pipelines.choices, key=lambda each: (str(each.mesh), each.state))
-        if each.mesh.axes["stage"] in (2, 4) and each.pipeline["micro_batches"] <= 8
+        if each.mesh.axes["stage"] in (2, 4)
+        and each.pipeline["micro_batches"] <= 8
+        and not each.pipeline["recompute"]
     ]
     return [*ways[:: max(len(ways) // 3, 1)][:3], *wanted[:: max(len(wanted) // 2, 1)][:2]]
 

@@ -45,6 +45,12 @@ html_additional_pages = {"index": "to_docs.html"}  # the folder of the site open
 html_show_sphinx = html_show_copyright = False
 html_copy_source = False
 html_theme_options: dict[str, Any] = {"footer_icons": []}
+SITE_VERSIONS = os.environ.get("SITE_VERSIONS", "").split()
+"""The versions whose sites stand beside this one; see build_versions.py."""
+html_context = {"site_versions": SITE_VERSIONS}
+if SITE_VERSIONS:
+    sidebar = ["brand", "search", "scroll-start", "navigation", "scroll-end"]
+    html_sidebars = {"**": [*(f"sidebar/{each}.html" for each in sidebar), "versions.html"]}
 
 # The pages of docs/ that have a section of their own; all others are guides.
 SECTIONS = {"index", "install", "errors", "glossary", "transforms", "project"}

@@ -30,6 +30,7 @@ hypothesis.settings.register_profile(
     "nightly", max_examples=2000, deadline=None, derandomize=False, print_blob=True
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,6 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not NIGHTLY:
+        _leave_out(config, items, {item for item in items if item.get_closest_marker("nightly")})
     most = config.getoption("few")
     if most is None:
         return
@@ -49,6 +52,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for of_test in cases.values():
         step = max(1, -(-len(of_test) // most))
         left_out |= {item for place, item in enumerate(of_test) if place % step}
+    _leave_out(config, items, left_out)
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item], left_out: set[pytest.Item]) -> None:
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
 

@@ -2,10 +2,10 @@
 
 A function is named by what it returns (`packed_weights`) or does (`fuse_epilogue`). A participle,
 an adjective or a preposition alone (`joined`, `made`, `within`) says neither, and a search for it
-finds half of the library.
+finds half of the library. A verb that fits everything (`process`, `handle`) says no more.
 
->>> [name for name in ("_joined", "joined_rows", "within", "padding") if is_bare(name)]
-['_joined', 'within']
+>>> [name for name in ("_joined", "joined_rows", "within", "process", "padding") if is_bare(name)]
+['_joined', 'within', 'process']
 """
 
 from __future__ import annotations
@@ -22,16 +22,22 @@ _IRREGULAR_PARTICIPLES = """
     undone unknown withdrawn won worn woven written
 """
 _QUALIFIERS = """
-    across after again ahead alike alone along apart around at away back before beside between
-    beyond both each either elsewhere every foreign further here highest inside largest last latest
-    least like live loose lowest misshapen nearest nothing of others outer outside over own plain
-    readable same several short silent smaller smallest some static there through together trailing
-    under unfit unless unlike unreadable whole wide widest within without wrong
+    about above absent across after again ahead alike alone along always anew apart approximate
+    around at available away back bare before behind below beside best between beyond both
+    cheapest circular contiguous dear deep each early either elsewhere endless every exactly
+    fastest few first foreign frugal full further here highest inexact inner inside largest
+    last late latest lazy least like live loose lowest many misshapen most near nearest new
+    newest noisy nothing odd of one onto others outer outside outward over own partial plain
+    positive possible prompt pure rarely reachable readable replaceable rest right same second
+    several short silent single small smaller smallest some special static there three through
+    together trailing trivial twice unchosen under unfit unheld unhidden unlike unreadable
+    unwritten upper usual whole wide widest within without worst writable wrong
 """
+_VAGUE_VERBS = "do go handle manage perform process"
 
 NOUNS_AND_VERBS = frozenset(_NOUNS_AND_VERBS.split())
 """Words that end like a participle, and name a thing or an action."""
-BARE_WORDS = frozenset(_IRREGULAR_PARTICIPLES.split()) | frozenset(_QUALIFIERS.split())
+BARE_WORDS = frozenset(f"{_IRREGULAR_PARTICIPLES} {_QUALIFIERS} {_VAGUE_VERBS}".split())
 """Words that need a noun beside them, though they do not end in -ed or -ing."""
 
 

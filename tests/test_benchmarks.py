@@ -35,19 +35,35 @@ def suite(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda name: importlib.import_module(f"suite.{name}")
 
 
-def test_the_eager_benchmark_times_every_workload_and_writes_it_down(tmp_path: Path) -> None:
+FEW_WORKLOADS = ("--only", "small", "softmax", "gpt", "lenet-adam")
+
+
+@pytest.mark.parametrize(
+    ("only", "counts"),
+    [
+        (FEW_WORKLOADS, {"small": 5, "functions": 2, "training": 1, "inference": 1}),
+        pytest.param(
+            (),
+            {"small": 5, "functions": 52, "training": 6, "inference": 3},
+            marks=pytest.mark.nightly,
+        ),
+    ],
+    ids=["few", "every"],
+)
+def test_the_eager_benchmark_times_workloads_and_writes_them_down(
+    tmp_path: Path, only: tuple[str, ...], counts: dict[str, int]
+) -> None:
     output = tmp_path / "eager.json"
-    options = ["--all", "--quick", "--rounds", "1", "--frameworks", "weft"]
+    options = ["--all", "--quick", "--rounds", "1", "--frameworks", "weft", *only]
     result = run("eager.py", *options, "--output", str(output))
     written = json.loads(output.read_text(encoding="utf-8"))
-    counts = {group: len(rows) for group, rows in written["groups"].items()}
-    assert counts == {"small": 5, "functions": 52, "training": 6, "inference": 3}
+    assert {group: len(rows) for group, rows in written["groups"].items()} == counts
     for rows in written["groups"].values():
         for name, row in rows.items():
             assert 0 < row["times"]["weft"]["wall"]["best"], name
             assert row["differences"] == {"weft": 0.0}, name
-    assert "gelu, 1K, both ways" in result.stdout
-    for name in ("gpt", "resnet"):
+    assert "softmax, 1K, both ways" in result.stdout
+    for name in ("gpt",) if only else ("gpt", "resnet"):
         memory = written["memory"][name]["weft"]
         assert memory["peak_bytes"] > memory["import_bytes"] > 0, name
     for caches in ("cold", "warm"):

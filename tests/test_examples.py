@@ -78,7 +78,21 @@ LEARNS: dict[str, Callable[[Results], bool]] = {
 """What must hold after a run of a few seconds."""
 
 
-@pytest.mark.parametrize("command", LEARNS)
+OTHER_MODELS = {
+    "images --model vgg19",
+    "recommender --model dlrm",
+    "text_generation --model gpt2",
+}
+"""Models of which tests of their own say that they learn, in examples that run with another."""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(each, marks=[pytest.mark.nightly] if each in OTHER_MODELS else [])
+        for each in LEARNS
+    ],
+)
 def test_an_example_learns(command: str) -> None:
     results = run(command)
     assert LEARNS[command](results), results

@@ -31,7 +31,7 @@ from weft.compiler.export.archive import archive
 from weft.compiler.export.c_code import SOURCE, source_file
 from weft.compiler.export.checking import Check, check_program
 from weft.compiler.export.header import Interface, header_text, run_parameters
-from weft.compiler.export.layout import Blob, inside_blob, shipped_arrays
+from weft.compiler.export.layout import Blob, Footprint, inside_blob, shipped_arrays
 from weft.compiler.export.linking import is_web, link_library, missing_linker, web_linker
 from weft.compiler.export.machines import HOST, Platform, machine_for, platform_named
 from weft.compiler.export.main_programs import main_text, script_text
@@ -174,11 +174,11 @@ class _Job:
     target: str
     threads: int
 
-    def interface(self, memory: int, messages: tuple[str, ...]) -> Interface:
+    def interface(self, memory: Footprint, messages: tuple[str, ...]) -> Interface:
         """What the header says."""
         return Interface(
-            self.name, self.program, self.target, memory, self.heap, self.weights_file,
-            self.weights_offset, messages, self.threads,
+            self.name, self.program, self.target, memory.whole, memory.instance, self.heap,
+            self.weights_file, self.weights_offset, messages, self.threads,
         )  # fmt: skip
 
 

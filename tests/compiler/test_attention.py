@@ -239,6 +239,14 @@ def test_large_scores_do_not_overflow() -> None:
     np.testing.assert_allclose(found.numpy(), np.full((1, 70, 1), 34.5), rtol=1e-5)
 
 
+def test_rows_of_the_lowest_numbers_see_all_keys_alike() -> None:
+    x = np.random.default_rng(0).normal(size=(1, 1, LANES + 2, 4)).astype(np.float32)
+    mask = np.full((LANES + 2, LANES + 2), np.finfo(np.float32).min)
+    attend = wf.jit(lambda x, mask: wf.scaled_dot_product_attention(x, x, x, mask))
+    found = attend(wf.asarray(x), wf.asarray(mask)).numpy()
+    np.testing.assert_allclose(found[0, 0], [x.mean(axis=2)[0, 0]] * (LANES + 2), atol=1e-5)
+
+
 def test_second_derivatives_agree_with_differences() -> None:
     q, k, v = (wf.asarray(x) for x in drawn("no batch"))
     mask = wf.asarray(np.random.default_rng(2).normal(size=(17, 20)))

@@ -199,7 +199,7 @@ def test_a_result_in_the_place_of_an_operand_that_is_read_elsewhere_is_seen() ->
     plan = with_launch(program, position, wrong).plan
     ranges = live_ranges(plan.launches, plan.once, plan.graph, plan.root, dict(plan.slots), False)
     plan = replace(plan, planner=Planner(ranges))
-    assert plan.planner.at({}).reused
+    assert plan.planner.plan_for({}).reused
     refused(Program(plan), [numbers(64, 64)], "is not what the launch makes in isolation")
 
 

@@ -362,11 +362,11 @@ def test_what_a_loop_does_is_listed_and_counted() -> None:
 
 def test_a_call_by_reference_inside_a_loop_is_named() -> None:
     def f(xs: Tensor) -> Any:
-        return wf.map(lambda x: wf.linalg.eigvalsh((x @ x.T).astype("float16")), xs)
+        return wf.map(lambda x: wf.nextafter(x @ x.T, wf.zeros_like(x)), xs)
 
     report = agree(f, numbers(2, 3, 3), by_reference=True)
     (call,) = report.references
-    assert call.primitives == ["eigvalsh"]
+    assert call.primitives == ["nextafter"]
     assert "by reference: " + call.reason in str(report)
 
 
@@ -430,7 +430,7 @@ def test_what_is_made_of_constants_alone_is_made_once() -> None:
     arguments = numbers(40, 40), numbers(4, 40), numbers(3, 40)
     agree(f, *arguments, wf.tensor([1, 3, 0]))
     program = compile_program(wf.ir.trace(f, *arguments, wf.tensor([1, 3, 0])))
-    (body,) = program.plan.inner
+    (body,) = program.plan.inner_plans
     assert [call.name for call in body.launches[: body.once]] == ["pack"]
     with pytest.raises(wf.WeftError) as eager:
         f(*arguments, wf.tensor([1, 9, 0]))

@@ -13,7 +13,7 @@ import pytest
 
 import weft as wf
 from weft import nn, optim
-from weft.compiler.function.donation import unheld, writable_over
+from weft.compiler.function.donation import objects_held_once, writable_over
 
 Step = Callable[[wf.Tensor], wf.Tensor]
 
@@ -126,9 +126,9 @@ def test_only_what_a_list_alone_holds_is_unheld() -> None:
     arrays = [np.ones(1), np.zeros(1)]
     other = arrays[1]
     with wf.settings.changed(in_place_updates=True):
-        assert [each.item() for each in unheld(arrays)] == [1.0]
+        assert [each.item() for each in objects_held_once(arrays)] == [1.0]
     with wf.settings.changed(in_place_updates=False):
-        assert unheld(arrays) == []
+        assert objects_held_once(arrays) == []
     assert other is arrays[1]
 
 

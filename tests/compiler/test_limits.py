@@ -195,3 +195,22 @@ def test_limits_change_plans_and_not_results(name: str) -> None:
 
 def _description(launch: Launch) -> tuple[str, list[int], int, int]:
     return str(launch.kernel), launch.numbers({}), launch.extent({}), launch.grain({})
+
+
+def test_what_is_made_of_a_few_labels_is_made_first_where_it_pays() -> None:
+    def f(x: wf.Tensor, labels: wf.Tensor) -> tuple[wf.Tensor, ...]:
+        counted = (labels != -100).astype("float32")
+        total = wf.logsumexp(x, axis=-1)
+        loss = (total * counted).sum() / counted.sum()
+        return loss, (x - total[:, None]) / counted.sum()
+
+    graph = wf.ir.trace(f, wf.spec("float32", (64, 8)), wf.spec("int64", (64,)))
+    labels = graph.inputs[1]
+
+    def first_reads(elements: int) -> set[Any]:
+        launch, *_ = plan_with(graph, fusion=FusionLimits(early_elements=elements)).launches
+        return {value for value in launch.values if value not in launch.writes}
+
+    assert first_reads(64) == {labels}
+    assert first_reads(63) != {labels}
+    assert first_reads(0) != {labels}

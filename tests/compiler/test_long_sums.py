@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -167,7 +166,7 @@ def test_long_sums_do_not_depend_on_the_number_of_threads() -> None:
         assert len(set(found)) == 1
 
 
-@pytest.mark.skipif(os.environ.get("HYPOTHESIS_PROFILE") != "nightly", reason="takes half a minute")
+@pytest.mark.nightly
 @BOTH
 def test_100_million_terms_are_summed_exactly(transformed: Any) -> None:
     x = _numbers(100_000_000)

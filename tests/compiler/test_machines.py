@@ -15,7 +15,13 @@ import weft as wf
 from weft.compiler.fusion.grouping import group
 from weft.compiler.lowering.groups import context_of, is_lowered, lower
 from weft.compiler.targets.cpu.engine import _object
-from weft.compiler.targets.cpu.machine import LEVELS, available, host, level_of, machine_named
+from weft.compiler.targets.cpu.machine import (
+    LEVELS,
+    available_machines,
+    host,
+    level_of,
+    machine_named,
+)
 from weft.compiler.targets.cpu.products import gemm, gemv, tiles
 from weft.compiler.targets.cpu.products.dot_packing import has_instruction, words_of
 from weft.compiler.targets.cpu.target import CPU
@@ -61,7 +67,7 @@ def test_each_machine_has_all_of_the_lesser_ones() -> None:
     assert [level_of(machine_named(name, TRIPLE, LEVELS[name])) for name in X86] == X86
 
 
-@pytest.mark.parametrize("machine", [name for name in available() if name != "x86-64-v2"])
+@pytest.mark.parametrize("machine", [name for name in available_machines() if name != "x86-64-v2"])
 def test_code_for_a_lesser_machine_gives_the_same_numbers(machine: str, tmp_path: Path) -> None:
     for _ in range(2):  # compiled, then from disk
         done = run(machine, tmp_path)
@@ -74,7 +80,7 @@ def test_code_for_a_lesser_machine_gives_the_same_numbers(machine: str, tmp_path
 @is_x86
 def test_code_of_one_machine_is_not_found_by_another(tmp_path: Path) -> None:
     names: list[set[str]] = []
-    for machine in ("x86-64", available()[-1]):
+    for machine in ("x86-64", available_machines()[-1]):
         assert not run(machine, tmp_path).stderr
         names.append({path.name for path in tmp_path.rglob("*") if path.is_file()})
     assert len(names[1]) >= 2 * len(names[0])

@@ -158,7 +158,7 @@ def test_all_sizes_of_a_program_share_one_block_of_memory() -> None:
     before = account.current
     for size in (200, 300, 100, 250):
         program.run([np.ones((size, 64), np.float32)])
-    largest = program.plan.planner.at({"n": 300}).peak
+    largest = program.plan.planner.plan_for({"n": 300}).peak
     assert account.current - before == largest
     program.release()
     assert account.current == before

@@ -530,7 +530,9 @@ def test_what_is_read_right_behind_the_peak_is_not_dropped() -> None:
     chosen = ladders.cheapest(target)
     assert chosen is not None
     assert chosen.peak <= target
-    whole = [ladders._ladder(number).first(target) for number in range(len(ladders._bounds))]
+    whole = [
+        ladders._ladder(number).first_fitting_step(target) for number in range(len(ladders._bounds))
+    ]
     assert chosen.cost < min(weight.cost for weight in whole if weight is not None)
 
 

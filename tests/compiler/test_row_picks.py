@@ -39,7 +39,7 @@ def traced(f: Callable[..., Any], *operands: wf.Tensor) -> Graph:
 def stored_tables(graph: Graph) -> int:
     """How many matrices as large as the logits a program has in memory, beside its arguments."""
     plan = plan_program(graph, CPU)
-    return round(plan.planner.at({}).peak / (4 * ROWS * COLUMNS))
+    return round(plan.planner.plan_for({}).peak / (4 * ROWS * COLUMNS))
 
 
 def names(graph: Graph) -> list[str]:
@@ -60,7 +60,7 @@ def test_the_derivative_of_the_loss_is_one_table_in_place_of_the_logits() -> Non
     assert "scatter_add" not in names(optimize(graph, CPU))
     plan = plan_program(graph, CPU)
     tables = [v for v in plan.slots if v.type.shape == (ROWS, COLUMNS)]
-    places = {plan.planner.at({}).offsets[str(plan.slots[v])] for v in tables}
+    places = {plan.planner.plan_for({}).offsets[str(plan.slots[v])] for v in tables}
     assert (len(tables), len(places)) == (2, 1)
 
 

@@ -308,7 +308,7 @@ def test_a_kernel_of_very_many_operands_runs(rng: np.random.Generator) -> None:
 
 
 def reused(f: Any, *kinds: Any) -> dict[str, str]:
-    return dict(compile_program(wf.ir.trace(f, *kinds)).plan.planner.at({}).reused)
+    return dict(compile_program(wf.ir.trace(f, *kinds)).plan.planner.plan_for({}).reused)
 
 
 def test_an_element_wise_result_takes_its_operands_place() -> None:

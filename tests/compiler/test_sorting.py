@@ -157,7 +157,7 @@ def test_rows_divided_over_threads_are_the_same() -> None:
 def test_scratch_memory_is_planned_and_bounded() -> None:
     x = np.zeros((1000, 100), np.float32)
     program = program_of("sort", x, axis=1, descending=False)
-    assert program.plan.planner.at({}).peak == 16 * 100 * 2 * 8
+    assert program.plan.planner.plan_for({}).peak == 16 * 100 * 2 * 8
     assert _parts(3, 100, Keys(float32)) == 3
     assert _parts(1000, 50_000_000, Keys(int64)) == 1
     report = wf.explain(program.graph)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.plan.order import early
+from weft.compiler.plan.order import runnable_order
 from weft.compiler.plan.schedule import Task, peak, schedule
 from weft.compiler.targets.cpu.cache.program_store import freeze_program, thaw_program
 from weft.compiler.targets.cpu.engine import call_kernel
@@ -299,7 +299,7 @@ def test_values_in_between_are_changed_in_their_place() -> None:
         return wf.cumulative_sum(wf.index_copy(first, 0, i, wf.ones((2, 50))), axis=0)
 
     program = compile_program(wf.ir.trace(f, wf.spec("float32", (100, 50)), wf.spec("int64", (2,))))
-    assert program.plan.planner.at({}).peak < 1.2 * 100 * 50 * 4
+    assert program.plan.planner.plan_for({}).peak < 1.2 * 100 * 50 * 4
     report = wf.explain(program.graph)
     assert copied(report) == 0
 
@@ -512,5 +512,5 @@ def test_copies_wait_for_all_that_may_fail() -> None:
         names.index("gather"), len(names) - names[::-1].index("check") - 1
     )
     assert program.donations == {0: (0,), 1: (1,)}
-    again = early(program.plan.launches, program.root)
+    again = runnable_order(program.plan.launches, program.root)
     assert [call.name for call in again] == names

@@ -11,7 +11,7 @@ import weft as wf
 from weft.compiler.lowering.matrix_products import Product
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products import tuning
-from weft.compiler.targets.cpu.products.tile_plans import Plan, read_plan, ways
+from weft.compiler.targets.cpu.products.tile_plans import Plan, all_plans, read_plan
 from weft.compiler.targets.cpu.target import compile_program
 from weft.core.dtypes import DType, float32, float64
 from weft.runtime.cache import DiskCache, shared_disk
@@ -40,7 +40,7 @@ def test_all_ways_give_the_product(
     left, right = tuning._operands(product)
     plain = [np.swapaxes(x, 1, 2) if t else x for x, t in zip((left, right), turned, strict=True)]
     wanted = plain[0].astype(np.float64) @ plain[1]
-    found = list(ways(product, host()))
+    found = list(all_plans(product, host()))
     assert len(found) == len(set(found))
     for plan in found:
         with wf.settings.changed(tuning=True):
@@ -49,7 +49,7 @@ def test_all_ways_give_the_product(
 
 
 def test_plans_are_texts() -> None:
-    for plan in ways(Product(float32, (1, 100, 200, 300), (False, False)), host()):
+    for plan in all_plans(Product(float32, (1, 100, 200, 300), (False, False)), host()):
         assert read_plan(str(plan)) == plan
 
 

@@ -222,3 +222,45 @@ def test_yaml_that_runs_code_grows_or_repeats_itself_is_refused(text: str) -> No
     pytest.importorskip("yaml")
     with pytest.raises(wf.ArgumentError):
         Document.from_yaml(text, "run.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "fix"),
+    [
+        ("task = recommender", "'task = recommender'", "a text stands in quotes"),
+        ("[model]\nwidth = 8\nwidth = 9", "'width = 9'", "keep one of the lines"),
+        ("[model]\n[model]", "'[model]'", "keep one of the tables"),
+        ("task: recommender", "'task: recommender'", "write key = value"),
+    ],
+)
+def test_a_slip_of_notation_is_shown_with_its_line_and_a_remedy(
+    text: str, line: str, fix: str
+) -> None:
+    with pytest.raises(wf.ArgumentError) as caught:
+        Document.from_toml(text, "run.toml")
+    assert line in caught.value.got
+    assert caught.value.fix.startswith(fix)
+
+
+def test_a_key_without_its_table_is_led_to_it() -> None:
+    wrong = {"task": "classifier", "data": {"source": "iris"}}
+    with pytest.raises(wf.config.ConfigurationError) as caught:
+        wf.config.read_settings(wrong, ["epochs=3"])
+    assert caught.value.fix == "did you mean 'train.epochs'?"
+
+
+def test_a_column_that_a_file_lacks_is_told_in_the_words_of_the_configuration(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "rows.csv").write_text("a,click\n1,0\n2,1\n3,0\n4,1\n")
+    settings = {
+        "task": "recommender",
+        "data": {"source": "csv", "path": str(tmp_path / "rows.csv")},
+        "features": {"b": {"kind": "number"}},
+        "targets": {"click": {}},
+        "model": {"kind": "dlrm"},
+    }
+    with pytest.raises(wf.ArgumentError, match="no column 'b'") as caught:
+        wf.config.train(settings)
+    assert caught.value.expected == "one of a, click"
+    assert "features.NAME.columns" in caught.value.fix

@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import itertools
 import math
+import pickle
 import sys
 from functools import reduce
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from docs.generate_names import FOLDER, PAGES, render
 
 import weft as wf
+from weft.core import names
 from weft.core.foreign import EVERYWHERE, OPTIONS, SPACES, TABLES
 from weft.core.names import HOMES, nearest_name, suggestion
 from weft.core.names import _as_method as as_method
@@ -367,3 +369,33 @@ def test_looking_for_a_missing_attribute_is_no_import() -> None:
     assert getattr(wf, "bmm", None) is None
     with pytest.raises(wf.NameUnknownError):
         _ = wf.nn.Dense
+
+
+def test_what_to_write_instead_is_looked_up_when_an_error_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    find = names.suggestion
+
+    def counting(name: str, *rest: Any) -> str:
+        asked.append(name)
+        return find(name, *rest)
+
+    monkeypatch.setattr(names, "suggestion", counting)
+    x = wf.ones(2)
+    assert not hasattr(x, "summ")
+    assert asked == []
+    with pytest.raises(wf.NameUnknownError) as caught:
+        x.summ
+    assert asked == []
+    assert "fix       x.sum" in str(caught.value)
+    assert caught.value.fix in str(caught.value)
+    assert asked == ["summ"]
+
+
+def test_an_error_that_was_not_read_can_be_pickled() -> None:
+    with pytest.raises(wf.NameUnknownError) as caught:
+        wf.ones(2).summ
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert str(copy) == str(caught.value)
+    assert copy.fix == caught.value.fix != ""

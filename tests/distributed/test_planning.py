@@ -181,6 +181,31 @@ def test_a_plan_of_pipelines_cuts_by_work_and_refuses_what_does_not_fit() -> Non
     assert memories["1f1b, 16 micro-batches"] < memories["gpipe, 16 micro-batches"]
 
 
+def test_recomputation_is_chosen_where_memory_asks_for_it_and_not_before() -> None:
+    wf.random.seed(0)
+    layers = [layer for _ in range(8) for layer in (nn.Linear(16, 16), nn.Tanh())]
+    net, x = nn.Sequential(*layers), wf.ones((512, 16))
+    found = plan_pipeline(net, x, devices=2)
+    settings = {(c.state, c.pipeline["chunks"]): c.simulated for c in found.choices}
+    for (state, chunks), plain in settings.items():
+        if "recomputed" not in state:
+            again = settings[f"{state}, recomputed", chunks]
+            assert again.seconds > plain.seconds
+            assert "1f1b" in state or again.memory < plain.memory
+    assert not found.best.pipeline["recompute"]
+    least = min(c.simulated.memory for c in found.choices if not c.pipeline["recompute"])
+    tight = plan_pipeline(net, x, devices=2, memory=least - 1)
+    assert tight.best.pipeline["recompute"]
+
+    def run_rank() -> float:
+        pipeline = wf.distributed.Pipeline(net, nn.functional.mse_loss, **tight.best.pipeline)
+        return float(pipeline.step(x, wf.zeros((512, 16))).item())
+
+    losses = wf.distributed.run_threads(run_rank, 2, {"data": 1, "stage": 2})
+    whole = nn.functional.mse_loss(net(x), wf.zeros((512, 16))).item()
+    np.testing.assert_allclose(losses, whole, rtol=1e-5)
+
+
 def test_measured_costs_are_positive_and_the_same_on_all_processes() -> None:
     def run_rank() -> Costs:
         return wf.distributed.measure_costs(repeats=1)

@@ -16,7 +16,7 @@ import pytest
 
 import weft as wf
 from weft.cli import main
-from weft.compiler.export import checking
+from weft.compiler.export import checking, linking
 from weft.compiler.export.linking import c_compiler, web_linker
 from weft.compiler.export.machines import PLATFORMS, platform_named
 
@@ -291,6 +291,19 @@ def test_a_choice_that_there_is_none_of_is_refused(wrong: dict[str, str], tmp_pa
     with pytest.raises(wf.ArgumentError) as caught:
         wf.export(lambda x: x, [numbers(3)], tmp_path / "model", **wrong)
     assert next(iter(wrong)) in caught.value.problem
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_linker_that_hangs_or_does_not_start_is_told_and_leaves_no_files(
+    waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["sh", "-c", "exec sleep 60"] if waits else [str(tmp_path / "no_linker")]
+    monkeypatch.setattr(linking, "LIMIT", 0.2)
+    monkeypatch.setattr(linking, "c_compiler", lambda platform: command)
+    told = "did not end within 0.2 seconds" if waits else "could not be run"
+    with pytest.raises(wf.UnsupportedError, match=told):
+        wf.export(lambda x: x * 2, [wf.ones(3)], tmp_path / "model")
+    assert [each.name for each in tmp_path.iterdir()] == []
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ ELSEWHERE = {
     r"branch \S*low_precision:\d+ words is None: true": "refused: tests of primitives alone",
     r"branch \S*launch:.*isinstance\(value, Graph\): true": "a loop that fails, as no program may",
     r"branch \S*cpu\.target:\d+ sums is not None: true": "processes: tests/distributed",
+    r"branch \S*planning:\d+ settings\.overlap: false": "processes: tests/distributed",
     r"branch \S*select:\d+ machine == host\(\): false": "another machine: tests/export",
     r"branch \S*row_fusion:\d+ not limits\.fused": "other targets: tests/compiler/cuda",
     r"branch \S*(grouping|split_reduction):.*(lines|isinstance\(before)": (
@@ -116,7 +117,7 @@ NEEDS = (
     ),
     Need(
         "a processor without instructions for sums of products of bytes",
-        lambda machine: machine.width < 16 or not machine.has("avx512vnni"),
+        lambda machine: machine.width < 16 or not machine.has_feature("avx512vnni"),
         (r"branch \S*low_precision:\d+ words is None or product is None: true",),
     ),
     Need(

@@ -19,6 +19,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from tests.hammer import times
 
 import weft as wf
 from weft.ir.tensor import traces
@@ -147,7 +148,7 @@ def attempt(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@settings(max_examples=times(12), suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_junk_is_answered_or_refused(name: str, data: st.DataObject) -> None:
     args, kwargs = data.draw(calls(FUNCTIONS[name]))

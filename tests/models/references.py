@@ -15,11 +15,13 @@ def softmax(x: Array) -> Array:
     return shifted / shifted.sum(-1, keepdims=True)
 
 
-def attention(q: Array, k: Array, v: Array, causal: bool) -> Array:
-    """One head: q [n, d], k and v [m, d]."""
+def attention(q: Array, k: Array, v: Array, causal: bool, window: int | None = None) -> Array:
+    """One head: q [n, d], k and v [m, d]; with a window each sees so many, its own included."""
     scores = q @ k.T / np.sqrt(q.shape[1])
     if causal:
         scores = np.where(np.tril(np.ones(scores.shape, bool)), scores, -np.inf)
+    for i in range(len(q) if window else 0):
+        scores[i, : max(0, i - (window or 0) + 1)] = -np.inf
     return softmax(scores) @ v
 
 
@@ -40,7 +42,7 @@ def linear(x: Array, w: Weights, name: str) -> Array:
     return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0)
 
 
-def llama(w: Weights, tokens: Array, config: Any) -> Array:
+def llama(w: Weights, tokens: Array, config: Any, windows: tuple[int | None, ...] = ()) -> Array:
     """Logits [time, vocabulary] of tokens [time]; complex numbers turn the pairs."""
     w = {name: value.astype(np.float64) for name, value in w.items()}
     head, half = config.width // config.heads, config.width // config.heads // 2
@@ -71,7 +73,8 @@ def llama(w: Weights, tokens: Array, config: Any) -> Array:
             if f"{at}.self_attn.q_norm.weight" in w:
                 query = norm(query, f"{at}.self_attn.q_norm")
                 key = norm(key, f"{at}.self_attn.k_norm")
-            heads.append(attention(turned(query), turned(key), v[:, theirs], True))
+            window = windows[i] if windows else None
+            heads.append(attention(turned(query), turned(key), v[:, theirs], True, window))
         x = x + linear(np.concatenate(heads, axis=1), w, f"{at}.self_attn.o_proj")
         y = norm(x, f"{at}.post_attention_layernorm")
         gate = linear(y, w, f"{at}.mlp.gate_proj")

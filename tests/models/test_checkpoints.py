@@ -197,6 +197,54 @@ class OwnBlock(nn.Module):
         self.out = nn.Linear(16, 16)
 
 
+@pytest.mark.parametrize(
+    ("more", "windows"),
+    [
+        ({"model_type": "mistral", "sliding_window": 3}, (3, 3)),
+        ({"model_type": "mistral", "sliding_window": None}, ()),
+        ({"model_type": "mistral", "sliding_window": 4096}, ()),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 3,
+             "max_window_layers": 1},
+            (None, 3),
+        ),
+        (
+            {"model_type": "mistral", "sliding_window": 2,
+             "layer_types": ["sliding_attention", "full_attention"]},
+            (2, None),
+        ),
+    ],
+    ids=["mistral", "no window", "wider than the context", "qwen", "layer types"],
+)  # fmt: skip
+def test_layers_with_a_window_see_no_further(
+    more: dict[str, Any],
+    windows: tuple[int | None, ...],
+    tmp_path: Path,
+    rng: np.random.Generator,
+) -> None:
+    shapes = dict(llama_shapes())
+    if more["model_type"] == "qwen2":
+        for name, shape in llama_shapes().items():
+            if any(f"{each}_proj.weight" in name for each in "qkv"):
+                shapes[name.replace("weight", "bias")] = shape[:1]
+    weights = drawn(shapes, rng)
+    net, _ = models.load_pretrained(write(tmp_path, LLAMA | more, weights))
+    assert net.config.windows == windows
+    expected = references.llama(weights, TOKENS, net.config, windows)
+    close(net(wf.asarray(TOKENS[None]))[0], expected)
+    cache, rows = net.new_cache(1, 12), []
+    for part in (TOKENS[:5], TOKENS[5:6], TOKENS[6:]):
+        logits, cache = net(wf.asarray(part[None]), cache)
+        rows.append(logits[0].detach().numpy())
+    np.testing.assert_allclose(np.concatenate(rows), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_kinds_of_layers_that_are_not_all_named_are_refused(tmp_path: Path) -> None:
+    more = {"model_type": "mistral", "sliding_window": 3, "layer_types": ["full_attention"]}
+    with pytest.raises(wf.ArgumentError, match="layer_types does not say"):
+        models.load_pretrained(write(tmp_path, LLAMA | more, {"x": np.ones(1, np.float32)}))
+
+
 def test_names_are_replaced_and_matrices_transposed_as_asked(rng: np.random.Generator) -> None:
     weights = {
         name: array for name, array in drawn(gpt2_shapes(), rng).items()

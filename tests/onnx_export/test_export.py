@@ -272,3 +272,35 @@ def test_a_report_says_what_was_written_and_how_it_was_judged(tmp_path: Path) ->
     report: Report = export(wf.sin, (ROWS,), tmp_path / "sin.onnx")
     assert "opset 18, 1 nodes (Sin 1)" in str(report)
     assert "1 values agree to" in str(report)
+
+
+def test_a_size_that_cannot_grow_is_tried_smaller(tmp_path: Path) -> None:
+    table = wf.nn.Embedding(5, 3)
+
+    def f(x: wf.Tensor) -> wf.Tensor:
+        return x + table(wf.arange(x.shape[1]))
+
+    whole = wf.ones((2, 5, 3))  # as many as the table has
+    report = wf.onnx.export(
+        f, (whole,), tmp_path / "f.onnx", dynamic={"x": {0: "batch", 1: "time"}}
+    )
+    assert report.verification is not None
+    first, second = report.verification.sizes
+    assert first == {"batch": 2, "time": 5}
+    assert second["time"] < 5
+    assert second["batch"] > 2
+
+
+def test_a_size_that_may_be_no_other_is_said(tmp_path: Path) -> None:
+    table = wf.nn.Embedding(6, 3)
+
+    def f(x: wf.Tensor) -> wf.Tensor:
+        # rows 5, 4, ... of the table, and one that is there for five alone
+        return table(x.shape[0] * wf.ones_like(x) * (5 - x.shape[0]) ** 2 * 9)
+
+    report = wf.onnx.export(
+        f, (wf.zeros(5, dtype="int64"),), tmp_path / "f.onnx", dynamic={"x": {0: "n"}}
+    )
+    assert report.verification is not None
+    assert report.verification.sizes == ({"n": 5},)
+    assert "tried at one size alone" in " ".join(report.verification.notes)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from inspect import isclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import weft as wf
+from weft.models.clip import TextConfig
 from weft.onnx import export
 
 pytest.importorskip("onnx")
@@ -55,6 +58,38 @@ def bert() -> Any:
     )
 
 
+def mistral() -> Any:
+    """A Llama whose layers see three positions, or all."""
+    return models.Llama(
+        models.LlamaConfig(
+            vocabulary=20, width=16, layers=2, heads=4, kv_heads=2, hidden=32, context=16,
+            windows=(3, None),
+        )
+    )  # fmt: skip
+
+
+VISION = models.ViTConfig(image=8, patch=4, width=8, layers=1, heads=2, hidden=16, labels=3)
+
+
+def clip() -> Any:
+    text = TextConfig(vocabulary=20, width=8, layers=1, heads=2, hidden=16, context=6)
+    return models.CLIP(models.CLIPConfig(text, replace(VISION, labels=0), shared=4))
+
+
+def whisper() -> Any:
+    return models.Whisper(
+        models.WhisperConfig(
+            vocabulary=20, mels=4, width=8, layers=1, heads=2, hidden=16, frames=6, context=5,
+            decoder_layers=1, decoder_heads=2, decoder_hidden=16,
+        )
+    )  # fmt: skip
+
+
+def interests() -> Any:
+    net = models.DIN(3, 50, 4, hidden=(8,))
+    return lambda ids, history, mask: net(ids, history, mask=mask)
+
+
 USUAL: dict[str, Case] = {
     "MLP": (lambda: models.MLP([8, 16, 3]), (rows(2, 8),), BATCH),
     "VAE": (lambda: models.VAE(16, 8, 4), (rows(2, 16),), BATCH),
@@ -78,6 +113,31 @@ MORE: dict[str, Case] = {
         {"ids": {0: "batch"}, "dense": {0: "batch"}},
     ),
     "DeepFM": (lambda: models.DeepFM(3, 50, 4, 0, (8,)), (IDS,), {"ids": {0: "batch"}}),
+    "Llama with windows": (mistral, (TOKENS,), TEXT),
+    "ViT": (lambda: models.ViT(VISION), (images(2, 3, 8),), {"images": {0: "batch"}}),
+    "CLIP": (
+        clip,
+        (TOKENS, images(2, 3, 8)),
+        {"tokens": {0: "texts", 1: "time"}, "images": {0: "pictures"}},
+    ),
+    "Whisper": (
+        whisper,
+        (rows(2, 4, 12), TOKENS),
+        {"spectrogram": {0: "batch"}, "tokens": {0: "batch", 1: "time"}},
+    ),
+    "DIN": (
+        interests,
+        (IDS, TOKENS, TOKENS > 0),
+        {"ids": {0: "batch"}, "history": {0: "batch", 1: "time"}, "mask": {0: "batch", 1: "time"}},
+    ),
+    "MMoE": (
+        lambda: models.MMoE(3, 50, 4, tasks=2, experts=3, expert=(8,), tower=(4,)),
+        (IDS,),
+        {"ids": {0: "batch"}},
+    ),
+    "WideAndDeep": (
+        lambda: models.WideAndDeep(3, 50, 4, hidden=(8,)), (IDS,), {"ids": {0: "batch"}},
+    ),
     "Seq2Seq": (
         lambda: models.Seq2Seq(20, 21, 16, 2, 1, 32),
         (TOKENS, TOKENS),
@@ -92,6 +152,16 @@ MORE: dict[str, Case] = {
     ),
     "PointDenoiser": (lambda: models.PointDenoiser(2, 16, 2), (rows(2, 2), TIMES), TIMED),
 }  # fmt: skip
+
+
+PARTS = {"Diffusion", "LanguageModel", "LoRALinear", "ResNet", "TargetAttention"}
+"""Parts of networks, and what they have in common: in DIN, GPT with LoRA, ResNet-18, denoisers."""
+
+
+def test_every_network_of_the_models_is_tried() -> None:
+    kinds = [getattr(models, name) for name in dir(models)]
+    networks = {each.__name__ for each in kinds if isclass(each) and issubclass(each, wf.nn.Module)}
+    assert networks - PARTS <= {*USUAL, *MORE}
 
 
 @pytest.mark.parametrize("name", {**USUAL, **MORE} if NIGHTLY else USUAL)

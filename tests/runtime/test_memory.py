@@ -68,9 +68,9 @@ def test_no_two_live_buffers_overlap(buffers: list[Lifetime], n: int) -> None:
 def test_a_planner_gives_sound_plans_at_each_size(buffers: list[Lifetime], ns: list[int]) -> None:
     planner = Planner(buffers)
     for n in ns:
-        result = planner.at({"n": n})
+        result = planner.plan_for({"n": n})
         check(result)
-        assert planner.at({"n": n}) is result
+        assert planner.plan_for({"n": n}) is result
         assert result.peak <= 1.5 * plan(buffers, {"n": n}).peak
 
 
@@ -199,12 +199,12 @@ def test_what_cannot_be_planned_is_refused(buffers: Sequence[Lifetime], problem:
 
 def test_a_new_size_costs_milliseconds() -> None:
     planner = Planner(training_step(100, 4 * symbol("n")))
-    planner.at({"n": 1})
-    planner.at({"n": 2})
+    planner.plan_for({"n": 1})
+    planner.plan_for({"n": 2})
     seconds = []
     for n in range(3, 12):
         start = thread_time()
-        planner.at({"n": n})
+        planner.plan_for({"n": n})
         seconds.append(thread_time() - start)
     assert min(seconds) < 0.02
 
@@ -212,7 +212,7 @@ def test_a_new_size_costs_milliseconds() -> None:
 def test_only_so_many_plans_are_remembered() -> None:
     planner = Planner([Lifetime("x", 4 * symbol("n"), 0, 1)])
     for n in range(1, 400):
-        assert planner.at({"n": n}).sizes == {"x": 4 * n}
+        assert planner.plan_for({"n": n}).sizes == {"x": 4 * n}
     assert len(planner._plans) <= 256
 
 

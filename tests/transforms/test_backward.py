@@ -13,7 +13,7 @@ from tests.quiet import wait_for_quiet
 import weft as wf
 from weft.core.errors import ArgumentTypeError, DTypeError, GradientError, ShapeError
 from weft.ir import tape
-from weft.ir.reverse import reachable
+from weft.ir.reverse import reachable_nodes
 
 
 def leaf(value: object) -> wf.Tensor:
@@ -593,4 +593,4 @@ def test_backward_inside_vmap_gives_a_gradient_per_example() -> None:
 def test_the_tape_holds_one_node_per_operation() -> None:
     x = leaf(1.0)
     y = wf.sin(x) * x + x
-    assert len(reachable([y._node])) == 4  # sin, multiply, add, and the leaf
+    assert len(reachable_nodes([y._node])) == 4  # sin, multiply, add, and the leaf

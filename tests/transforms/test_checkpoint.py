@@ -10,7 +10,7 @@ import pytest
 from tests.quiet import wait_for_quiet
 
 import weft as wf
-from weft.ir.reverse import reachable
+from weft.ir.reverse import reachable_nodes
 
 
 def double(value: Any) -> wf.Tensor:
@@ -44,8 +44,8 @@ def test_backward_works_too_and_twice_with_retain_graph() -> None:
 def test_the_tape_keeps_one_node_for_the_whole_function() -> None:
     x = wf.tensor([0.3], requires_grad=True)
     plain, kept = chain(x), wf.checkpoint(chain)(x)
-    assert len(reachable([plain._node])) > 20
-    assert len(reachable([kept._node])) == 3  # the result, the function, the leaf
+    assert len(reachable_nodes([plain._node])) > 20
+    assert len(reachable_nodes([kept._node])) == 3  # the result, the function, the leaf
 
 
 def test_values_inside_are_not_kept() -> None:

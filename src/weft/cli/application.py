@@ -90,7 +90,9 @@ EXPORT = """Write a model as a library for a machine, without Python: an object 
 where a linker is found, a shared library, a C header, and a main program that shows their use.
 
   weft export model.py:net --input 1x784 --target aarch64-linux -o model --check
-  weft export model.py:net --folder run --input 1x3x32x32 --target wasm32 --weights beside"""
+  weft export model.py:net --folder run --input 1x3x32x32 --target wasm32 --weights beside
+  weft export model.py:net --input float32:batch,784 --most batch=64 --form c
+  weft export model.onnx --input 1x1x28x28"""
 
 ONNX = """Write a model as an ONNX file; sizes that are names may vary. The file is run and compared
 with Weft value by value, at two sizes where sizes vary, and written only where it agrees.
@@ -100,6 +102,7 @@ with Weft value by value, at two sizes where sizes vary, and written only where 
 
 NETWORK_HELP = "FILE.py:name of a module, a class, or a function of tensors; or a program"
 PROGRAM_HELP = "a registered name, a file FILE.py or FILE.py:function, or FILE.toml"
+MODEL_HELP = "a registered name, a file FILE.py or FILE.py:net, FILE.toml, or FILE.onnx"
 OVERRIDES_HELP = "keys of FILE.toml, such as optimizer.lr=0.01"
 
 SWEEP = """Train a file of settings many times, with other values for the keys of [sweep.space].
@@ -196,8 +199,8 @@ def _command(
     return parser
 
 
-def _add_program(command: ArgumentParser) -> None:
-    command.add_argument("program", help=PROGRAM_HELP)
+def _add_program(command: ArgumentParser, told: str = PROGRAM_HELP) -> None:
+    command.add_argument("program", help=told)
     command.add_argument("--folder", metavar="FOLDER", help="of checkpoints; the newest is used")
     command.add_argument("--best", action="store_true", help="the best checkpoint, not the newest")
     command.add_argument("--set", action="append", metavar="KEY=VALUE", help="a setting of build")
@@ -221,7 +224,7 @@ def _add_show(kinds: _SubParsersAction[Any]) -> None:
     show = _command(
         kinds, "show", "the summary of a model, and a picture of it", looking.show, SHOW
     )
-    _add_program(show)
+    _add_program(show, MODEL_HELP)
     _add_inputs(show)
     add = show.add_argument
     add("-o", "--graph", metavar="FILE", help="write a picture: .html, .svg, .dot")
@@ -286,7 +289,7 @@ def _add_export(kinds: _SubParsersAction[Any]) -> None:
     export = _command(
         kinds, "export", "a model as a library without Python", shipping.export, EXPORT
     )
-    _add_program(export)
+    _add_program(export, MODEL_HELP)
     add = export.add_argument
     add("--input", action="append", metavar="TYPE", help="of an input: 1x3x224x224, int64:1,16")
     add("--target", default="host", metavar="MACHINE", help="such as aarch64-linux; else this one")
@@ -303,7 +306,7 @@ def _add_export(kinds: _SubParsersAction[Any]) -> None:
 
 def _add_onnx(kinds: _SubParsersAction[Any]) -> None:
     onnx = _command(kinds, "onnx", "write a model as an ONNX file", shipping.write_onnx, ONNX)
-    _add_program(onnx)
+    _add_program(onnx, MODEL_HELP)
     add = onnx.add_argument
     add("--input", action="append", metavar="TYPE", help="of an input: 1x3x224x224, int64:batch,16")
     add("-o", "--output", metavar="FILE.onnx", required=True, help="where to write")

@@ -167,13 +167,18 @@ def trained(flags: Namespace) -> tuple[Any, dict[str, Any]]:
         progress=False,
         device=flags.device,
     )
+    load_trained_weights(parts["model"], flags)
+    return trainer, parts
+
+
+def load_trained_weights(model: Any, flags: Namespace) -> None:
+    """Load the weights of a checkpoint if a folder is named."""
     if flags.folder:
         kind = "best" if flags.best else "step"
         folder = wf.train.CheckpointFolder(flags.folder)
         if folder.latest(kind) is None:
             raise Mistake(f"no checkpoint called {kind}-... in {flags.folder}")
-        parts["model"].load_state_dict(_weights(folder.load(kind=kind), parts["model"]))
-    return trainer, parts
+        model.load_state_dict(_weights(folder.load(kind=kind), model))
 
 
 def _weights(found: wf.train.Checkpoint, model: Any) -> dict[str, Any]:

@@ -115,4 +115,7 @@ def _run_checked(run: Any) -> Any:
     except ConfigurationError as error:
         raise Mistake(error.whole_text()) from None
     except FileNotFoundError as error:
-        raise Mistake(f"no such file: {error.filename}") from None
+        raise Mistake(
+            f"no such file: {error.filename}\n"
+            "paths are seen from the folder of the configuration; another: data.path=FILE"
+        ) from None

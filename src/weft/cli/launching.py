@@ -29,6 +29,7 @@ from typing import IO, Any, NamedTuple
 from weft.cli.from_files import is_settings
 from weft.cli.mistakes import Mistake
 from weft.distributed.environment import RESTARTS
+from weft.distributed.process_group import USUAL_TIMEOUT
 from weft.distributed.recovery import WENT_ON
 from weft.distributed.worker import DONE, FAILED
 
@@ -117,6 +118,10 @@ def _run_mpi(
 ) -> int:
     hosts = flags.hosts.split(",") if flags.hosts else []
     words = mpi_command(flags.processes, hosts)
+    if hosts:  # daemons of hosts that are cut off end by themselves
+        words += ["--prtemca", "oob_tcp_keepalive_time", str(int(flags.timeout or USUAL_TIMEOUT))]
+        words += ["--prtemca", "oob_tcp_keepalive_intvl", "5"]
+        words += ["--prtemca", "oob_tcp_keepalive_probes", "3"]
     for name in sorted(environment):
         if name.startswith("WEFT_") or name in ("PYTHONPATH", "PATH"):
             words += ["-x", name]
@@ -245,6 +250,10 @@ def _end(job: subprocess.Popen[str]) -> int:
         return job.wait(timeout=GRACE)
     except subprocess.TimeoutExpired:
         job.terminate()
+    try:
+        return job.wait(timeout=3)
+    except subprocess.TimeoutExpired:  # it waits for a host that it does not reach any more
+        job.kill()
         return job.wait()
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import weft as wf
-from weft.cli.commands import trained
+from weft.cli.commands import load_trained_weights
 from weft.cli.configuration import configured
 from weft.cli.loading import check_settings, find, load
 from weft.cli.mistakes import Mistake, unknown_key
@@ -45,6 +45,9 @@ def parsed_type(text: str) -> wf.TensorType:
     numbers = re.fullmatch(r"\d+(x\d+)+", sizes)
     parts = [part for part in sizes.split("x" if numbers else ",") if part]
     for part in parts:
+        if re.fullmatch(r"[A-Za-z_]\w*?(x\d+)+|(\d+x)+[A-Za-wyz_]\w*", part):
+            commas = re.sub(r"(?<=\d)x|x(?=\d)", ",", part)
+            raise Mistake(f"{text!r} is no type: sizes with names need commas: {commas}")
         if not re.fullmatch(r"\d+|[A-Za-z_]\w*", part):
             raise Mistake(f"{text!r} is no type: write 1x3x224x224, or float32:batch,784")
     try:
@@ -95,13 +98,19 @@ def check(flags: Namespace) -> int:
 
 def trained_or_network(flags: Namespace) -> dict[str, Any]:
     """The parts of a program, with the weights of a checkpoint if a folder is named."""
-    if flags.folder:
-        return trained(flags)[1]
-    return _network(flags.program, flags)
+    parts = _network(flags.program, flags)
+    if flags.folder and not isinstance(parts["model"], wf.nn.Module):
+        raise Mistake(f"{flags.program} is a function: --folder has no weights to give it")
+    load_trained_weights(parts["model"], flags)
+    return parts
 
 
 def _network(program: str, flags: Namespace) -> dict[str, Any]:
-    """The parts of a program, or the one network or function that is named."""
+    """The parts of a program, or the one network or function that is named, or an ONNX file."""
+    if Path(program).suffix == ".onnx":
+        if not Path(program).is_file():
+            raise Mistake(f"no such file: {program}")
+        return {"model": wf.onnx.load(program)}
     settings = configured(Namespace(program=program, set=flags.set)).set
     loaded = find(program)
     if isinstance(loaded, wf.nn.Module) or (_takes_tensors(loaded) and flags.input):

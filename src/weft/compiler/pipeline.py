@@ -39,6 +39,7 @@ from weft.compiler.graph_passes.graph_pass import (
     Pass,
     StageReport,
     run_pass,
+    verify_in_tests,
 )
 from weft.compiler.graph_passes.inlining import inline
 from weft.compiler.graph_passes.laws.arithmetic import simplify
@@ -47,6 +48,7 @@ from weft.compiler.graph_passes.laws.fold_batch_norm import fold_scales
 from weft.compiler.graph_passes.laws.movement import absorb_movement, rearrange
 from weft.compiler.graph_passes.laws.reductions import divide_sums, reduce_less
 from weft.compiler.graph_passes.loops.lighten import lighten_loops
+from weft.compiler.graph_passes.matrix_functions import expand_matrix_functions
 from weft.compiler.graph_passes.row_picks import pick_rows
 from weft.compiler.graph_passes.user_rules import apply_rewrites, rewrites
 from weft.compiler.targets.limits import PassLimits
@@ -113,12 +115,17 @@ def pipeline(target: Target) -> tuple[Pass, ...]:
     lookups = partial(multiply_tables, limits=limits)
     loops = partial(lighten_loops, limits=limits)
     attention = partial(recognize_attention, target)
+    reason = "before parts: what is left are factorisations, and numbers that are fused"
+    expands = limits.expands_matrix_functions
+    expand = partial(expand_matrix_functions, limits)
+    matrices = [Pass("matrices", expand, reason)] if expands else []
     return (
         Pass(
             "inline", inline, "rules of derivatives have done their work; the passes see one graph"
         ),
         Pass("dead code", remove_dead_code, "before anything is done to what nobody needs"),
         Pass("fold", fold_constants, "makes the numbers that the laws look for"),
+        *matrices,
         Pass("parts", split_complex, "complex numbers as real ones, which laws and fusion know"),
         Pass(
             "laws",
@@ -161,6 +168,7 @@ def optimize(graph: Graph, target: Target) -> Graph:
 @autocast_to(None)  # the sides of users' rules have the dtypes that they were written for
 def optimize_with_report(graph: Graph, target: Target) -> tuple[Graph, list[StageReport]]:
     """The graph in its simplest form, and what each run of a pass did to it."""
+    verify_in_tests(graph)
     reports: list[StageReport] = []
     settled: dict[Callable[..., Graph], Graph] = {}
     passes = pipeline(target)

@@ -76,7 +76,19 @@ def _read_file(
         return read_parquet(path, columns=wanted)
     dtypes = {name: str if name in texts else np.float64 for name in wanted}
     fill = {name: "" for name in wanted if name in texts}
-    return read_csv(path, columns=wanted, dtypes=dtypes, fill=fill, delimiter=delimiter)
+    try:
+        return read_csv(path, columns=wanted, dtypes=dtypes, fill=fill, delimiter=delimiter)
+    except wf.ArgumentError as error:
+        if not error.problem.startswith("there is no column"):
+            raise
+        raise wf.ArgumentError(
+            "config",
+            error.problem,
+            expected=error.expected,
+            got={"file": path.name},
+            fix="name columns of the file: features.NAME.columns, targets.NAME.column; "
+            "data.delimiter stands between them",
+        ) from None
 
 
 def _add_joined(

@@ -71,7 +71,7 @@ class Document:
         try:
             values = tomllib.loads(text)
         except (ValueError, RecursionError) as error:  # also numbers with too many digits
-            raise _reading_error(name, "TOML", error) from None
+            raise _reading_error(name, "TOML", error, text) from None
         return cls(values, toml_lines(text), name)
 
     @classmethod
@@ -210,12 +210,27 @@ def _yaml_lines(yaml: Any, root: Any, name: str) -> Iterator[tuple[Place, int]]:
     raise _reading_error(name, "YAML", f"it has more than {MOST_NODES} values")
 
 
-def _reading_error(name: str, form: str, reason: object) -> wf.WeftError:
+REMEDIES = {
+    "Invalid value": 'a text stands in quotes, as kind = "adam"; true and false are small',
+    "Cannot overwrite a value": "keep one of the lines that give this key",
+    "Cannot declare": "keep one of the tables of this name",
+    "Expected '=' after a key": 'write key = value, with quotes around a text: kind = "adam"',
+}
+"""What helps against the usual mistakes of TOML's notation, by how the reader calls them."""
+
+
+def _reading_error(name: str, form: str, reason: object, text: str = "") -> wf.WeftError:
     told = " ".join(str(reason).split())
+    place, lines = re.search(r"at line (\d+)", told), text.splitlines()
+    number = int(place[1]) if place else len(lines) if "end of document" in told else 0
+    got: dict[str, object] = {"file": name}
+    if 0 < number <= len(lines):
+        got = {f"line {number}": repr(lines[number - 1].strip()[:80])}
+    fixes = [fix for start, fix in REMEDIES.items() if told.startswith(start)]
     return wf.ArgumentError(
         "config",
         f"{name} is not {form}: {told}",
         expected=f"a file in {form}",
-        got={"file": name},
-        fix="mend the line that is named",
+        got=got,
+        fix=fixes[0] if fixes else "mend the line that is named",
     )

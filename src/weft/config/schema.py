@@ -37,7 +37,8 @@ NEEDED: Any = ...
 USUAL_WORDS = {
     "learning_rate": "lr", "optimiser": "optimizer", "type": "kind", "name": "kind",
     "hidden_units": "hidden", "embedding_dim": "width", "num_epochs": "epochs", "buckets": "hash",
-    "vocabulary_size": "vocabulary", "sep": "delimiter", "label": "targets",
+    "vocabulary_size": "vocabulary", "sep": "delimiter", "label": "targets", "keys": "space",
+    "params": "space", "parameters": "space", "metric": "monitor", "direction": "mode",
 }  # fmt: skip
 """What others call some keys."""
 SHOWN = 10
@@ -375,8 +376,19 @@ def _default_text(default: Any) -> str:
 
 def _unknown_key(place: Place, key: str, value: Any, known: Mapping[str, Kind]) -> Wrong:
     whole = (*place, key)
-    fix = _did_you_mean(key, known, "remove it")
+    fix = _did_you_mean(key, known, _deeper_key(key, place, known) or "remove it")
     return Wrong(whole, f"no key is called {key_text(whole)}", ", ".join(known), value, fix)
+
+
+def _deeper_key(key: str, place: Place, known: Mapping[str, Kind]) -> str:
+    """The advice to write a key with the table that has it, empty where not one table has it."""
+    inside = {
+        each.key
+        for name, kind in known.items()
+        for each in described_keys(kind, (*place, name))
+        if each.key.endswith(f".{key}") and "NAME" not in each.key
+    }
+    return f"did you mean {min(inside)!r}?" if len(inside) == 1 else ""
 
 
 def _did_you_mean(word: Any, known: Any, otherwise: str) -> str:

@@ -63,16 +63,16 @@ class _Reader:
         place: Place = ()
         for part in parts[:-1]:
             self._note((*place, part))
-            place = self._newest((*place, part))
+            place = self._newest_table((*place, part))
         place = (*place, parts[-1])
         self._note(place)
         if repeated:
             self.lengths[place] = self.lengths.get(place, 0) + 1
-        place = self._newest(place)
+        place = self._newest_table(place)
         self._note(place)
         return place
 
-    def _newest(self, place: Place) -> Place:
+    def _newest_table(self, place: Place) -> Place:
         """A place, or where it is a list of tables, that of the newest."""
         length = self.lengths.get(place)
         return place if length is None else (*place, length - 1)

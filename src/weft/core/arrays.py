@@ -139,7 +139,7 @@ def computing_devices() -> list[Device]:
     return sorted(_COMPUTING, key=str)
 
 
-def computes(device: Device) -> bool:
+def can_compute_on(device: Device) -> bool:
     """Whether there is a target that computes on a device."""
     return device in _COMPUTING
 

@@ -522,7 +522,7 @@ def _answer(difference: Dim, relation: Relation, sizes: Mapping[str, int]) -> bo
     return value == 0 if relation == "zero" else value > 0
 
 
-def holds(guard: Guard, sizes: Mapping[str, int]) -> bool:
+def guard_holds(guard: Guard, sizes: Mapping[str, int]) -> bool:
     """Whether sizes give the answer that a trace was made with."""
     return _answer(guard.difference, guard.relation, sizes) is guard.answer
 

@@ -14,7 +14,7 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Self
 
 import numpy as np
@@ -110,9 +110,51 @@ class ArgumentTypeError(WeftError, TypeError):
 
 
 class NameUnknownError(WeftError, AttributeError, KeyError):
-    """A name that nothing is registered under."""
+    """A name that nothing is registered under.
 
-    __str__ = WeftError.__str__
+    What to write instead may be a function, called when the error is read: who only asks whether
+    there is such a name, as `hasattr` does, does not wait for it.
+    """
+
+    def __init__(
+        self,
+        op: str,
+        problem: str,
+        *,
+        expected: str,
+        got: Mapping[str, object],
+        fix: str | Callable[[], str],
+    ) -> None:
+        self._find_fix = fix if callable(fix) else None
+        fixed = "" if callable(fix) else fix
+        super().__init__(op, problem, expected=expected, got=got, fix=fixed)
+
+    def __str__(self) -> str:
+        if self._find_fix is not None:
+            self.args = (self._render_whole(),)
+        return str(self.args[0])
+
+    @property
+    def fix(self) -> str:
+        """What to write instead."""
+        if self._find_fix is not None:
+            find, self._find_fix = self._find_fix, None
+            self._fix = find()
+        return self._fix
+
+    @fix.setter
+    def fix(self, text: str) -> None:
+        self._fix = text
+
+    def _render(self) -> str:
+        return self.problem if self._find_fix is not None else self._render_whole()
+
+    def _render_whole(self) -> str:
+        return super()._render()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        text = str(self)  # what to write is found now: a function cannot be written
+        return _rebuild, (type(self), dict(self.__dict__), text)
 
 
 class ImportNameError(WeftError, ImportError):

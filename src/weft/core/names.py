@@ -92,7 +92,7 @@ def unknown_name(op: str, name: str, known: Iterable[str], owner: str) -> NameUn
         f"{name} is a function, not a method" if is_function else f"nothing is called {name!r}",
         expected=f"a name in dir({owner})",
         got={"name": name},
-        fix=suggestion(name, names, owner) or f"look for it: dir({owner})",
+        fix=lambda: suggestion(name, names, owner) or f"look for it: dir({owner})",
     )
 
 

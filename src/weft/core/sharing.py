@@ -29,7 +29,7 @@ _lent: dict[int, ref[Array]] = {}
 _watched: dict[int, tuple[ref[Array], list[Notice]]] = {}
 
 
-def lend(array: Array) -> None:
+def note_lending(array: Array) -> None:
     """Note that others may change the elements of an array."""
     key = id(array)
     _lent[key] = ref(array, lambda _: _lent.pop(key, None))

@@ -87,10 +87,10 @@ def flatten(tree: Any, is_leaf: IsLeaf | None = None) -> tuple[list[Any], TreeSt
     try:
         return leaves, _walk(tree, leaves, is_leaf)
     except RecursionError:
-        raise endless("flatten", tree) from None
+        raise endless_tree_error("flatten", tree) from None
 
 
-def endless(op: str, tree: object) -> ArgumentError:
+def endless_tree_error(op: str, tree: object) -> ArgumentError:
     """The error for a tree that is too deep to be walked."""
     return ArgumentError(
         op,

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 import weft as wf
-from weft.data.dataset import Dataset, Indexed, positive
+from weft.data.dataset import Dataset, Indexed, check_count
 from weft.data.optional import require
 from weft.data.stream import IterableDataset, as_dataset
 from weft.data.tables import ROOM, text_array
@@ -98,7 +98,7 @@ class ParquetRows(IterableDataset):
     ) -> None:
         self.paths = [Path(paths)] if isinstance(paths, str | Path) else [Path(p) for p in paths]
         self.columns = None if columns is None else list(columns)
-        self.fetch = positive("ParquetRows", "fetch", fetch)
+        self.fetch = check_count("ParquetRows", "fetch", fetch)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         package = _parquet("ParquetRows")

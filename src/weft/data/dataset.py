@@ -91,7 +91,7 @@ class Dataset(ABC):
         >>> [batch.tolist() for batch in ArrayDataset([1, 2, 3]).batch(2)]
         [[1, 2], [3]]
         """
-        return Batched(self, positive("batch", "batch_size", batch_size), drop_last, collate)
+        return Batched(self, check_count("batch", "batch_size", batch_size), drop_last, collate)
 
     def shuffle(self, seed: int = 0) -> Subset:
         """The items in an order drawn once from the seed; `DataLoader(shuffle=True)` draws anew.
@@ -180,7 +180,7 @@ class Dataset(ABC):
         >>> [int(x) for x in ArrayDataset([1, 2, 3]).prefetch(2)]
         [1, 2, 3]
         """
-        return Prefetched(self, positive("prefetch", "ahead", ahead))
+        return Prefetched(self, check_count("prefetch", "ahead", ahead))
 
 
 class View(Dataset):
@@ -251,10 +251,10 @@ class Filtered(View):
     def subset(self) -> Subset:
         """The items that passed the filter; random transforms are drawn as in the first epoch."""
         if self._found is None:
-            self._found = Subset(self.base, [i for i in range(len(self.base)) if self._holds(i)])
+            self._found = Subset(self.base, [i for i in range(len(self.base)) if self._is_kept(i)])
         return self._found
 
-    def _holds(self, index: int) -> bool:
+    def _is_kept(self, index: int) -> bool:
         with load_item(place().seed, 0, index):
             return bool(self.predicate(self.base[index]))
 
@@ -474,7 +474,7 @@ def checked_index(index: int, length: int) -> int:
     return int(index) % length
 
 
-def positive(op: str, name: str, value: int) -> int:
+def check_count(op: str, name: str, value: int) -> int:
     """A whole number above 0, or an error in the name of `op`."""
     return _at_least(1, op, name, value)
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 import weft as wf
 from weft.data.collate import Collate, convert_leaves
-from weft.data.dataset import Dataset, Indices, check_natural, positive
+from weft.data.dataset import Dataset, Indices, check_count, check_natural
 from weft.data.fetching import End, Fetcher, Job
 from weft.data.prefetch import Prefetcher
 from weft.data.samplers import BatchSampler, RandomSampler, Sampler, SequentialSampler
@@ -90,7 +90,7 @@ class DataLoader:
             else check_natural("DataLoader", "prefetch", prefetch)
         )
         if batch_size is not None:
-            positive("DataLoader", "batch_size", batch_size)
+            check_count("DataLoader", "batch_size", batch_size)
         self.batch_size = batch_size
         self.seed = seed
         self.persistent_workers = persistent_workers
@@ -127,7 +127,7 @@ class DataLoader:
         >>> [batch.tolist() for batch in loader]
         [[1, 3], [5]]
         """
-        positive("DataLoader.share", "count", count)
+        check_count("DataLoader.share", "count", count)
         if not 0 <= rank < count:
             raise wf.ArgumentError(
                 "DataLoader.share",

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 import weft as wf
-from weft.data.dataset import Indices, check_natural, positive, whole_numbers
+from weft.data.dataset import Indices, check_count, check_natural, whole_numbers
 from weft.data.scope import generator_of
 
 
@@ -86,7 +86,7 @@ class RandomSampler(Sampler):
         self.seed = seed
         self.replacement = replacement
         self.num_samples = self._size if num_samples is None else num_samples
-        positive("RandomSampler", "num_samples", self.num_samples)
+        check_count("RandomSampler", "num_samples", self.num_samples)
         if not replacement and self.num_samples > self._size:
             raise _too_many("RandomSampler", self.num_samples, self._size)
 
@@ -119,7 +119,7 @@ class WeightedSampler(Sampler):
     ) -> None:
         self._chances = _chances(np.asarray(weights, np.float64))
         self.num_samples = len(self._chances) if num_samples is None else num_samples
-        positive("WeightedSampler", "num_samples", self.num_samples)
+        check_count("WeightedSampler", "num_samples", self.num_samples)
         self.replacement = replacement
         self.seed = seed
         possible = int(np.count_nonzero(self._chances))
@@ -151,7 +151,7 @@ class StratifiedSampler(Sampler):
 
     def __init__(self, labels: Sequence[Any] | npt.NDArray[Any], *, seed: int = 0) -> None:
         _, self._classes = np.unique(np.asarray(labels), return_inverse=True)
-        positive("StratifiedSampler", "len(labels)", len(self._classes))
+        check_count("StratifiedSampler", "len(labels)", len(self._classes))
         self.seed = seed
 
     def __len__(self) -> int:
@@ -193,7 +193,7 @@ class DistributedSampler(Sampler):
         self.base = (
             dataset if isinstance(dataset, Sampler) else _item_sampler(dataset, shuffle, seed)
         )
-        self.count = positive("DistributedSampler", "count", count)
+        self.count = check_count("DistributedSampler", "count", count)
         self.rank = check_natural("DistributedSampler", "rank", rank)
         self.drop_last = drop_last
         if rank >= count:
@@ -228,7 +228,7 @@ class BatchSampler:
         self, sampler: Sampler | Iterable[int], batch_size: int, *, drop_last: bool = False
     ) -> None:
         self.sampler = sampler if isinstance(sampler, Sampler) else _Listed(sampler)
-        self.batch_size = positive("BatchSampler", "batch_size", batch_size)
+        self.batch_size = check_count("BatchSampler", "batch_size", batch_size)
         self.drop_last = drop_last
 
     def __len__(self) -> int:
@@ -268,7 +268,7 @@ class BucketSampler(BatchSampler):
             RandomSampler(len(self.lengths), seed=seed), batch_size, drop_last=drop_last
         )
         self.seed = seed
-        self.stretch = positive("BucketSampler", "stretch", stretch)
+        self.stretch = check_count("BucketSampler", "stretch", stretch)
 
     def batches(self, epoch: int) -> list[Indices]:
         """The batches of this epoch, in order."""

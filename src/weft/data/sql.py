@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 import weft as wf
-from weft.data.dataset import positive
+from weft.data.dataset import check_count
 from weft.data.stream import IterableDataset
 from weft.data.tables import text_array
 
@@ -56,7 +56,7 @@ class SQLRows(IterableDataset):
         self.connect = connect
         self.query = query
         self.parameters = tuple(parameters)
-        self.fetch = positive("SQLRows", "fetch", fetch)
+        self.fetch = check_count("SQLRows", "fetch", fetch)
         _advise_order(query)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

@@ -27,7 +27,7 @@ import numpy as np
 
 import weft as wf
 from weft.data.collate import Collate, collate_items
-from weft.data.dataset import ArrayDataset, Dataset, Indexed, check_natural, positive
+from weft.data.dataset import ArrayDataset, Dataset, Indexed, check_count, check_natural
 from weft.data.prefetch import Prefetcher
 from weft.data.scope import (
     Place,
@@ -97,7 +97,9 @@ class IterableDataset(ABC):
         >>> [batch.tolist() for batch in from_iterable([1, 2, 3]).batch(2, drop_last=True)]
         [[1, 2]]
         """
-        return BatchedStream(self, positive("batch", "batch_size", batch_size), drop_last, collate)
+        return BatchedStream(
+            self, check_count("batch", "batch_size", batch_size), drop_last, collate
+        )
 
     def shuffle(self, buffer_size: int, *, seed: int = 0) -> IterableDataset:
         """Draw from a buffer that is filled from the stream; each epoch has its own order.
@@ -106,7 +108,7 @@ class IterableDataset(ABC):
         >>> list(from_iterable(range(6)).shuffle(3, seed=1))
         [2, 0, 1, 4, 5, 3]
         """
-        return ShuffledStream(self, positive("shuffle", "buffer_size", buffer_size), seed)
+        return ShuffledStream(self, check_count("shuffle", "buffer_size", buffer_size), seed)
 
     def take(self, count: int) -> IterableDataset:
         """The first items.
@@ -182,7 +184,7 @@ class IterableDataset(ABC):
         >>> list(from_iterable([1, 2]).prefetch(4))
         [1, 2]
         """
-        return PrefetchedStream(self, positive("prefetch", "ahead", ahead))
+        return PrefetchedStream(self, check_count("prefetch", "ahead", ahead))
 
 
 def from_iterable(source: Iterable[Any] | Callable[[], Iterable[Any]]) -> IterableDataset:

@@ -206,7 +206,7 @@ class _Column(NamedTuple):
                 return np.array([_BOOLEANS[cell.lower()] for cell in cells])
             return np.array(cells, dtype)
         except (ValueError, KeyError, OverflowError) as error:
-            row = next(i for i, cell in enumerate(cells) if not _fits(cell, dtype))
+            row = next(i for i, cell in enumerate(cells) if not _cell_fits(cell, dtype))
             raise _bad_cell(self.path, self.name, row, cells[row], str(dtype)) from error
 
     def _numbers(self, cells: Sequence[str], gaps: list[bool]) -> npt.NDArray[np.float64]:
@@ -216,7 +216,7 @@ class _Column(NamedTuple):
         return np.array(kept, np.float64)
 
 
-def _fits(cell: str, dtype: np.dtype[Any]) -> bool:
+def _cell_fits(cell: str, dtype: np.dtype[Any]) -> bool:
     if dtype.kind == "b":
         return cell.lower() in _BOOLEANS
     try:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 import weft as wf
-from weft.data.dataset import Dataset, checked_index, positive
+from weft.data.dataset import Dataset, check_count, checked_index
 from weft.data.tokenizers import ByteTokenizer, Tokenizer
 from weft.files import damaged, open_file, replacing
 
@@ -148,8 +148,8 @@ class TokenWindows(Dataset):
         self, tokens: npt.NDArray[Any] | MappedArray | wf.Tensor, length: int, stride: int = 0
     ) -> None:
         self.tokens = np.asarray(tokens) if isinstance(tokens, wf.Tensor) else tokens
-        self.length = positive("TokenWindows", "length", length)
-        self.stride = positive("TokenWindows", "stride", stride or length)
+        self.length = check_count("TokenWindows", "length", length)
+        self.stride = check_count("TokenWindows", "stride", stride or length)
         if len(tokens) <= length:
             raise wf.ArgumentError(
                 "TokenWindows",

@@ -72,12 +72,12 @@ class _Labels:
     def axes_of(self, atom: Any) -> list[Label]:
         """The labels of a value's axes; those of one that is new are groups of their own."""
         if atom not in self._labels:
-            self._labels[atom] = [(self._new(dim), 1) for dim in atom.type.shape]
+            self._labels[atom] = [(self._new_label(dim), 1) for dim in atom.type.shape]
             if isinstance(atom, wf.ir.Literal):
                 self.fix(atom)
         return self._labels[atom]
 
-    def _new(self, size: Any) -> int:
+    def _new_label(self, size: Any) -> int:
         self.parents.append((len(self.parents), 1))
         self.sizes.append(size if isinstance(size, int) else 0)
         if not isinstance(size, int):
@@ -129,7 +129,7 @@ class _Labels:
 
     def put(self, atom: Any, labels: Sequence[Label | None]) -> None:
         """Label a value; axes without a label are groups of their own that are fixed."""
-        own = [(self._new(dim), 1) for dim in atom.type.shape]
+        own = [(self._new_label(dim), 1) for dim in atom.type.shape]
         self._labels[atom] = [
             mine if given is None else given for mine, given in zip(own, labels, strict=True)
         ]

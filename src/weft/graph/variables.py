@@ -40,7 +40,7 @@ def _deferring_operator(name: str) -> Any:
 
     def method(self: wf.Tensor, *given: Any, **options: Any) -> Any:
         operands = given[1] if name == "__array_function__" else given  # there, their types
-        if any(hasattr(each, "minimized_by") for each in operands):
+        if any(hasattr(type(each), "minimized_by") for each in operands):
             return NotImplemented
         return inherited(self, *given, **options)
 

@@ -36,7 +36,7 @@ class AbstractTrace(Trace):
         value.type = kind
         return wrap(value)
 
-    def process(
+    def process_primitive(
         self, primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any], types: Any
     ) -> Any:
         """See `Trace`."""

@@ -26,11 +26,6 @@ class Affine:
         """The variable of one loop."""
         return Affine(((loop, 1),))
 
-    @staticmethod
-    def of(constant: Dimension) -> Affine:
-        """A constant index, which no loop moves."""
-        return Affine((), constant)
-
     def __add__(self, other: Affine | Dimension) -> Affine:
         if not isinstance(other, Affine):
             return Affine(self.terms, self.constant + other)

@@ -64,7 +64,7 @@ class BatchTrace(Trace):
             return value.tensor, value.axis
         return tensor, None
 
-    def process(
+    def process_primitive(
         self, primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any], types: Any
     ) -> Any:
         """See `Trace`."""

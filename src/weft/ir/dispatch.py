@@ -20,8 +20,8 @@ import numpy as np
 from weft.core.arrays import (
     CONCRETE,
     HostArray,
+    can_compute_on,
     check_one_device,
-    computes,
     device_of,
     move,
     to_host,
@@ -126,8 +126,8 @@ def bind(primitive: Primitive, *operands: Tensor, **params: Any) -> Any:
     if traces.keeper is None:
         result = compute(primitive, operands, params, types, trace)
     else:
-        result = traces.keeper.process(primitive, operands, params, types, trace)
-    if grad_mode.enabled and _varies(primitive, operands, types):
+        result = traces.keeper.process_primitive(primitive, operands, params, types, trace)
+    if grad_mode.enabled and _may_be_differentiated(primitive, operands, types):
         record(primitive, params, operands, result)
     if primitive.part is not None:
         as_part(result, operands[0], (primitive.part, params))
@@ -143,7 +143,7 @@ def _bind_known(primitive: Primitive, operands: tuple[Tensor, ...], params: dict
         return None
     if grad_mode.enabled and any(operand._node is not None for operand in operands):
         types = primitive.type_rule(*[operand.type for operand in operands], **params)
-        if _varies(primitive, operands, types):
+        if _may_be_differentiated(primitive, operands, types):
             record(primitive, params, operands, result)
     if primitive.part is not None:
         as_part(result, operands[0], (primitive.part, params))
@@ -162,8 +162,8 @@ def compute(
         return evaluate(primitive, [operand._value for operand in operands], params)
     with _Outside(trace):
         if trace.stages:
-            return trace.process(primitive, operands, params, types)
-        return call_beside(trace.process, (primitive, operands, params, types), {})
+            return trace.process_primitive(primitive, operands, params, types)
+        return call_beside(trace.process_primitive, (primitive, operands, params, types), {})
 
 
 apply: Callable[..., Tensor] = bind
@@ -237,7 +237,7 @@ def _evaluate_elsewhere(
         return wrap(primitive.reference(*arrays, **params))
     if primitive.name == "call":  # its graph says what is computed where
         return tuple(map(wrap, primitive.reference(*arrays, **params)))
-    if not computes(device):
+    if not can_compute_on(device):
         raise _no_target(primitive, arrays)
     if arrays:  # what is made of nothing differs in its shape: code for each would take too long
         found = ELSEWHERE[0](primitive, arrays, params)
@@ -316,7 +316,7 @@ def deepest_trace(operands: Sequence[Tensor], purpose: str) -> Trace | None:
 
 def _place_traces(operands: Sequence[Tensor], device: Device) -> None:
     """Let traces that know of no device yet be of the one that an operand is on, if it computes."""
-    for operand in operands if computes(device) else ():
+    for operand in operands if can_compute_on(device) else ():
         value = operand._value
         if type(value) not in CONCRETE and not value.trace.is_placed:
             value.trace.device, value.trace.is_placed = device, True
@@ -389,7 +389,7 @@ def _has_symbol(value: Any) -> bool:
     return isinstance(value, Dim)
 
 
-def _varies(primitive: Primitive, operands: tuple[Tensor, ...], types: Any) -> bool:
+def _may_be_differentiated(primitive: Primitive, operands: tuple[Tensor, ...], types: Any) -> bool:
     """Whether a derivative may be asked of the result."""
     for operand in operands:
         if operand._node is not None:

@@ -22,11 +22,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import wraps
+from math import prod
 from typing import Any, ParamSpec, TypeVar, overload
 
 import numpy as np
 
-from weft.core.arrays import CONCRETE, HostArray, computes
+from weft.core.arrays import CONCRETE, HostArray, can_compute_on
 from weft.core.devices import CPU
 from weft.core.errors import WeftError
 from weft.core.settings import settings
@@ -67,6 +68,8 @@ CHEAP, DIFFERENTIATED = 512, 16
 """The same for element-wise ones: sums and products, which NumPy does as quickly on one core, and
 functions whose derivative is more than one operation."""
 
+DRAWN = 1 << 20
+"""Random words from which they are drawn by compiled code: fewer are there before it is."""
 COPIED = 64
 """The same for copies of arrays whose axes lie in memory in another order."""
 
@@ -313,7 +316,8 @@ def run_primitive(primitive: Primitive, arrays: Sequence[Any], params: dict[str,
         if array.size >= elements:
             break
     else:
-        return None
+        is_drawn = type(primitive.kind) is Random
+        return _run_draw(primitive, arrays, params) if is_drawn else None
     times = times_large(primitive)
     if not times and primitive.name == "reshape" and not arrays[0].flags.c_contiguous:
         return _reshape_copy(arrays[0], params["shape"])
@@ -327,6 +331,32 @@ def run_primitive(primitive: Primitive, arrays: Sequence[Any], params: dict[str,
         return None
     run, handles = forms.find(tuple([wrap(array) for array in arrays]), {})
     return None if run is None else run(handles)
+
+
+def _run_draw(primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]) -> Any:
+    """Bits of one key, compiled; None where they are few.
+
+    They are integers, which are the same in any way. A program is for all counts: it is given an
+    array of as many bytes, which nothing reads.
+    """
+    shape = params["shape"]
+    count = prod(shape)
+    if count < DRAWN or traces.stack or arrays[1].size != 1:
+        return None
+    rest = {name: value for name, value in params.items() if name != "shape"}
+    key = "draw", primitive.name, *[static_key(pair) for pair in rest.items()]
+    forms = _primitives.get(key)
+    if forms is None:
+        forms = _primitives[key] = Forms(
+            lambda key, data, like: bind(primitive, key, data, shape=like.shape, **rest)
+        )
+    operands = (*[wrap(array) for array in arrays], wrap(np.empty(count, np.uint8)))
+    before, traces.by_reference = traces.by_reference, False
+    try:
+        run, handles = forms.find(operands, {})
+    finally:
+        traces.by_reference = before
+    return None if run is None else run(handles).reshape(shape)
 
 
 NATIVE.append(run_primitive)
@@ -343,7 +373,7 @@ def _native_copy(array: Any) -> Any:
     return COPY[0](array) if COPY and is_large else None
 
 
-def contiguous(array: Any) -> Any:
+def contiguous_array(array: Any) -> Any:
     """The array without gaps and in row-major order, as programs take it.
 
     NumPy's own function would give one without axes an axis.
@@ -365,8 +395,9 @@ def large_elementwise(primitive: Primitive) -> Callable[[tuple[Tensor, ...]], Te
     def compute(operands: tuple[Tensor, ...]) -> Tensor | None:
         if traces.stack or OBSERVERS:
             return None
-        if not all(operand._value.flags.c_contiguous for operand in operands):
-            return None
+        for operand in operands:
+            if not operand._value.flags.c_contiguous:
+                return None
         run, handles = forms.find(operands, {})
         if run is None:
             return None
@@ -407,7 +438,7 @@ class Arguments:
             if kind is Tensor or isinstance(value, Tensor):  # it may be lifted, by a checkpoint
                 array = value._value
                 if type(array) is not HostArray:
-                    if type(array) not in CONCRETE or not computes(array.device):
+                    if type(array) not in CONCRETE or not can_compute_on(array.device):
                         raise Declined
                     self.is_large = True
                     if array.kind is not None:  # without gaps, as all such arrays are

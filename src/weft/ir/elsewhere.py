@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.arrays import CONCRETE, HostArray, computes, move
+from weft.core.arrays import CONCRETE, HostArray, can_compute_on, move
 from weft.core.dtypes import BY_NUMPY
 from weft.core.settings import settings
 from weft.ir.dispatch import ELSEWHERE, KNOWN_ELSEWHERE, OBSERVERS, bind
@@ -171,7 +171,7 @@ def _finder(primitive: Primitive) -> Callable[[Sequence[Any]], tuple[Any, Any] |
         if not arrays or any(x.kind is None for x in arrays):
             return None
         place, dtype, number = arrays[0].device, arrays[0].dtype, None
-        if any(x.device is not place for x in arrays) or not computes(place):
+        if any(x.device is not place for x in arrays) or not can_compute_on(place):
             return None
         if len(arrays) < len(operands):
             value = next(x for x in operands if type(x) is float)

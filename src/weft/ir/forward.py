@@ -97,7 +97,7 @@ class ForwardTrace(Trace):
             return value.primal, value.tangent
         return tensor, None
 
-    def process(
+    def process_primitive(
         self, primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any], types: Any
     ) -> Any:
         """See `Trace`."""
@@ -116,7 +116,7 @@ def push(
     out = bind(primitive, *primals, **params)
     derivatives = primitive.derivatives
     nothing = tuple(None for _ in out) if primitive.multiple else None
-    if all(tangent is None for tangent in tangents) or not _varies(out):
+    if all(tangent is None for tangent in tangents) or not _has_derivatives(out):
         return out, nothing
     if isinstance(derivatives, Unsupported):
         got = {f"x{i + 1}": primal for i, primal in enumerate(primals)}
@@ -133,7 +133,7 @@ def push(
     return out, total
 
 
-def _varies(out: Any) -> bool:
+def _has_derivatives(out: Any) -> bool:
     results = out if isinstance(out, tuple) else (out,)
     return any(result.dtype.is_inexact for result in results)
 

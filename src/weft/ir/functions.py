@@ -63,7 +63,7 @@ def _trace_call(call: _Call, whole: bool) -> Graph:
         types = [_type("trace", leaf) for leaf in call.operands()]
         closure = trace(flat, types, whole=whole, recorder=_FunctionTrace())
         _check_constants(closure)
-        graph = closure.closed()
+        graph = closure.closed_graph()
     return resolve_graph(graph, unifier.resolve) if unifier.bindings else graph
 
 

@@ -6,7 +6,7 @@ function, or a thread stands for a process, the address is that of one here, whi
 
 >>> cell = cell_of("an axis of this example")
 >>> cell.shape, bool(cell[0])
-((32,), True)
+((36,), True)
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 FUNCTION, COMMUNICATOR, IN_PLACE, CHECKS, CODE, STARTED, ENDED, DIGEST = range(8)
 QUEUE, ISSUE, TEST = range(20, 23)
-SIZE, GATHER, EXCHANGE, COMBINE = range(28, 32)
+SIZE, GATHER, EXCHANGE, COMBINE, BROADCAST, PASS, RANK, NOBODY = range(28, 36)
 """The words of a cell: the function, what it is given as group and for sums in place; whether calls
 are compared first; the code of a failure; how many calls began and ended; which one runs; how many
 processes there are, 0 where that is not known; and the functions that gather blocks, that exchange
-them, and that add one array to another, with the signatures of `MPI_Allgather`, `MPI_Alltoall` and
-`MPI_Reduce_local`. QUEUE: where calls are left for the thread that makes them beside computation, 0
-without one; ISSUE and TEST begin a sum and ask whether it is there, as `MPI_Iallreduce` and
-`MPI_Test` do, 0 where the engine cannot."""
-FIRST_TYPE, FIRST_OPERATION, WORDS = 8, 24, 32
+them, that add one array to another, that send one from a process to all, and that pass arrays on,
+with the signatures of `MPI_Allgather`, `MPI_Alltoall`, `MPI_Reduce_local`, `MPI_Bcast` and
+`MPI_Sendrecv`; which process this is, and the number that stands for none. QUEUE: where calls are
+left for the thread that makes them beside computation, 0 without one; ISSUE and TEST begin a sum
+and ask whether it is there, as `MPI_Iallreduce` and `MPI_Test` do, 0 where the engine cannot."""
+FIRST_TYPE, FIRST_OPERATION, WORDS = 8, 24, 36
 TYPES = (
     "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "complex64", "complex128",
@@ -86,6 +87,7 @@ def _fill_cell(mesh_axis: str, groups: Mapping[str, Communicator]) -> None:
         cell[QUEUE] = _queues[mesh_axis][0].ctypes.data
     group = groups.get(mesh_axis)
     cell[SIZE] = 0 if group is None else group.size
+    cell[RANK], cell[NOBODY] = 0 if group is None else group.rank, -1
     for place, word in words.items():
         cell[place] = word
 
@@ -193,14 +195,53 @@ def _combine_in_python(source: int, target: int, count: int, kind: int, _operati
     return 0
 
 
+def _broadcast_in_python(buffer: int, count: int, kind: int, root: int, axis: int) -> int:
+    """The array of one process on all of them; 1 where it fails."""
+    try:
+        array = _array_at(buffer, count, np.dtype(TYPES[kind]))
+        array[:] = find_group("broadcast_shard", list(_cells)[axis]).broadcast(array, root)
+    except BaseException as error:  # must not pass through native code
+        _failures[get_ident()] = error
+        return 1
+    return 0
+
+
+def _pass_in_python(
+    source: int, count: int, kind: int, target: int, _tag: int,
+    received: int, _count: int, _kind: int, giver: int, _other_tag: int, axis: int, _status: int,
+) -> int:  # fmt: skip
+    """An array sent to one process, and one received; 1 where it fails.
+
+    Whom others send to is not known here, so all exchange blocks.
+    """
+    try:
+        group, dtype = find_group("permute_shards", list(_cells)[axis]), np.dtype(TYPES[kind])
+        blocks = np.zeros((group.size, count), dtype)
+        if target >= 0:
+            blocks[target] = _array_at(source, count, dtype)
+        moved = group.all_to_all(blocks)
+        if giver >= 0:
+            _array_at(received, count, dtype)[:] = moved[giver]
+    except BaseException as error:  # must not pass through native code
+        _failures[get_ident()] = error
+        return 1
+    return 0
+
+
 _POINTER, _INT, _WORD = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 _MOVE = ctypes.CFUNCTYPE(_INT, _POINTER, _INT, _WORD, _POINTER, _INT, _WORD, _WORD)
 _COMBINE = ctypes.CFUNCTYPE(_INT, _POINTER, _POINTER, _INT, _WORD, _WORD)
+_BROADCAST = ctypes.CFUNCTYPE(_INT, _POINTER, _INT, _WORD, _INT, _WORD)
+_PASS = ctypes.CFUNCTYPE(
+    _INT, _POINTER, _INT, _WORD, _INT, _INT, _POINTER, _INT, _WORD, _INT, _INT, _WORD, _POINTER
+)
 _callbacks: dict[int, Any] = {
     FUNCTION: _SIGNATURE(_reduce_in_python),
     GATHER: _MOVE(_move_in_python("all_gather")),
     EXCHANGE: _MOVE(_move_in_python("all_to_all")),
     COMBINE: _COMBINE(_combine_in_python),
+    BROADCAST: _BROADCAST(_broadcast_in_python),
+    PASS: _PASS(_pass_in_python),
 }
 """What stands in a cell whose group is asked in Python."""
 

@@ -145,7 +145,7 @@ def of_power(ranges: Ranges, params: Params) -> Range:
     return NOT_NEGATIVE if even else ANYTHING
 
 
-def always(range_: Range) -> Bounds:
+def fixed_bounds(range_: Range) -> Bounds:
     """Of what lies between these numbers, whatever the operand."""
     return lambda ranges, params: range_
 

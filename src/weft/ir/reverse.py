@@ -62,7 +62,7 @@ class recording(ContextDecorator):  # noqa: N801  a context manager, called as a
         return recording(self.enabled)  # a function may be run by several threads
 
 
-def reachable(roots: Sequence[AnyNode | None]) -> list[AnyNode]:
+def reachable_nodes(roots: Sequence[AnyNode | None]) -> list[AnyNode]:
     """All nodes that the roots were computed from, latest first: an order to go back in."""
     seen: set[AnyNode] = {root for root in roots if root is not None}
     stack = list(seen)

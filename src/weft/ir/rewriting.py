@@ -158,11 +158,11 @@ Kind = tuple[Primitive | None, bool]
 def _can_match(pattern: Call, kinds: tuple[Kind, ...]) -> bool:
     """Whether some plan fits operands of these kinds, each taken for itself."""
     return len(kinds) == pattern.arity and any(
-        all(_fits(operand, kinds[index]) for index, operand in plan) for plan in pattern.plans
+        all(_kind_fits(operand, kinds[index]) for index, operand in plan) for plan in pattern.plans
     )
 
 
-def _fits(pattern: Pattern, kind: Kind) -> bool:
+def _kind_fits(pattern: Pattern, kind: Kind) -> bool:
     if isinstance(pattern, Call):
         return kind[0] is pattern.primitive
     return kind[1] or isinstance(pattern, Place)
@@ -391,7 +391,7 @@ def _check_rule(
         fix = "see weft/ir/rewriting.py for what a rule may be"
         raise GraphError(f"rule {name}", problem, expected=expected, got=got, fix=fix)
 
-    graph = trace(lambda *operands: [left(*operands, **holes)], types).closed()
+    graph = trace(lambda *operands: [left(*operands, **holes)], types).closed_graph()
     pattern = _pattern(graph, holes, lone, fail)
     if missing := holes.keys() - _holes_in(pattern):
         fail(f"{', '.join(sorted(missing))} is not found again in the left side",
@@ -408,7 +408,9 @@ def _check_rule(
 
     trace(right_side, types)
     wanted = graph.output_types[0]
-    if kinds[0] != wanted and not (pattern.primitive.broadcasts and _spreads(kinds[0], wanted)):
+    if kinds[0] != wanted and not (
+        pattern.primitive.broadcasts and _broadcasts_to(kinds[0], wanted)
+    ):
         fail(f"the right side is of type {kinds[0]}", f"the type of the left side, {wanted}")
     return Rule(name, inspect.getdoc(right) or "", left, right, types, holes, pattern)
 
@@ -427,7 +429,7 @@ def _scalar(value: Number, kind: TensorType) -> Tensor:
     return wrap(np.array(value, kind.dtype.numpy))
 
 
-def _spreads(kind: TensorType, wanted: TensorType) -> bool:
+def _broadcasts_to(kind: TensorType, wanted: TensorType) -> bool:
     """Whether a tensor of one type broadcasts to another."""
     missing = wanted.ndim - kind.ndim
     return (
@@ -465,7 +467,7 @@ class _Recorder(Trace):
         value = tensor._value
         return value.variable if isinstance(value, Staged) else Literal(value)
 
-    def process(
+    def process_primitive(
         self, primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any], types: Any
     ) -> Any:
         """See `Trace`."""
@@ -488,7 +490,7 @@ class _RuleWalk(Walk):
         self.uses = _use_counts(graph)
         self._kinds: dict[Atom, Kind] = {}
 
-    def nested(self, graph: Graph) -> Graph:
+    def walk_nested(self, graph: Graph) -> Graph:
         return _RuleWalk(graph, self.rules, self.tally).run()
 
     def run(self) -> Graph:
@@ -571,7 +573,7 @@ class _RuleWalk(Walk):
         atom = self.recorder.atom(tensor)
         if atom.type == wanted:
             return atom
-        if not _spreads(atom.type, wanted) or not node.primitive.broadcasts:
+        if not _broadcasts_to(atom.type, wanted) or not node.primitive.broadcasts:
             raise GraphError(
                 f"rule {rule.name}",
                 "the replacement has another type",

@@ -82,15 +82,15 @@ def specialize(graph: Graph, types: Sequence[TensorType]) -> Graph:
     pairs = []
     for number, (wanted, kind) in enumerate(zip(graph.input_types, types, strict=True)):
         if wanted.dtype is not kind.dtype or wanted.ndim != kind.ndim:
-            raise _misfit(number, wanted, kind, known)
+            raise _misfit_error(number, wanted, kind, known)
         pairs += [(*sizes, number) for sizes in zip(wanted.shape, kind.shape, strict=True)]
     for pattern, dim, number in sorted(pairs, key=lambda pair: len(str(pair[0]))):  # names first
         if not match_size(pattern, dim, known):
-            raise _misfit(number, graph.input_types[number], types[number], known)
+            raise _misfit_error(number, graph.input_types[number], types[number], known)
     return resolve_graph(graph, lambda dim: substitute(dim, known))
 
 
-def _misfit(
+def _misfit_error(
     number: int, wanted: TensorType, kind: TensorType, known: dict[str, Dimension]
 ) -> ShapeError:
     return ShapeError(

@@ -87,7 +87,7 @@ class HollowTrace(Trace):
 
     name = "the tape, which did not keep its value"
 
-    def process(
+    def process_primitive(
         self, primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any], types: Any
     ) -> Any:
         """See `Trace`."""

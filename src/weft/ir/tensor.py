@@ -57,7 +57,7 @@ class Trace:
         """How often each part was entered; see scoping.py."""
         return {}
 
-    def process(
+    def process_primitive(
         self, primitive: Any, operands: tuple[Tensor, ...], params: dict[str, Any], types: Any
     ) -> Any:
         """The result of a primitive on operands of which at least one belongs to this trace."""

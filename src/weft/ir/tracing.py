@@ -93,7 +93,7 @@ class GraphTrace(Trace):
                 self.places[known] = place
         return known
 
-    def process(
+    def process_primitive(
         self, primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any], types: Any
     ) -> Any:
         """See `Trace`."""
@@ -132,7 +132,7 @@ class Closure:
     graph: Graph
     captured: tuple[Tensor, ...]
 
-    def closed(self) -> Graph:
+    def closed_graph(self) -> Graph:
         """The graph with concrete captured tensors written in as constants."""
         known = {
             variable: Literal(host_array(tensor, "trace"))

@@ -59,7 +59,7 @@ class Walk:
         """The atoms that replace a node's results; its operands have been replaced already."""
         raise NotImplementedError
 
-    def nested(self, graph: Graph) -> Graph:
+    def walk_nested(self, graph: Graph) -> Graph:
         """The walk over a graph in a parameter."""
         return type(self)(graph, self.tally).run()
 
@@ -165,7 +165,7 @@ class Walk:
     def _walk_graphs(self, value: Any) -> Any:
         if isinstance(value, Graph):
             if id(value) not in self._walked:
-                self._walked[id(value)] = self.nested(value)
+                self._walked[id(value)] = self.walk_nested(value)
             return self._walked[id(value)]
         new = tuple([self._walk_graphs(each) for each in value])
         return value if all(a is b for a, b in zip(new, value, strict=True)) else new

@@ -10,6 +10,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import weft as wf
 from weft import nn
 from weft.nn import functional as F  # noqa: N812
@@ -35,18 +37,31 @@ def attend(
     v: wf.Tensor,
     cache: nn.KeyValueCache | None = None,
     dropout: float = 0.0,
+    window: int | None = None,
 ) -> tuple[wf.Tensor, nn.KeyValueCache | None]:
     """Causal attention: the joined heads [batch, time, width], and the cache with k and v in it.
 
-    q [batch, heads, time, head]; k and v may have fewer heads, shared by groups of q's.
+    q [batch, heads, time, head]; k and v may have fewer heads, shared by groups of q's. With a
+    window each position sees so many, its own included.
     """
+    if cache is None and window is not None:
+        seen = F.causal_mask(q.shape[2], k.shape[2]) & _near_mask(q.shape[2], k.shape[2], 0, window)
+        return join_heads(F.scaled_dot_product_attention(q, k, v, seen, dropout=dropout)), None
     if cache is None:
         out = F.scaled_dot_product_attention(q, k, v, causal=True, dropout=dropout)
         return join_heads(out), None
     after = cache.extended(k, v)
     seen = F.causal_mask(q.shape[2], after.key.shape[2], cache.length)  # [time, capacity]
+    if window is not None:
+        seen = seen & _near_mask(q.shape[2], after.key.shape[2], cache.length, window)
     keys, values = after.key.astype(q.dtype), after.value.astype(q.dtype)
     return join_heads(F.scaled_dot_product_attention(q, keys, values, seen)), after
+
+
+def _near_mask(queries: Any, keys: Any, start: Any, window: int) -> wf.Tensor:
+    """True where the key j is not before the window of the query start + i: [queries, keys]."""
+    rows = wf.expand_dims(wf.arange(queries), axis=1) + start
+    return wf.greater(wf.arange(keys), rows - window)
 
 
 def start_of(caches: Caches | None) -> wf.Tensor | int:

@@ -37,18 +37,20 @@ def field_of(config: Mapping[str, Any], name: str) -> Any:
     return config[name]
 
 
-def size_of(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """A size: a positive integer, and no larger than any model has.
+def size_of(
+    config: Mapping[str, Any], name: str, default: int | None = None, least: int = 1
+) -> int:
+    """A size: an integer, positive unless less is allowed, and no larger than any model has.
 
     >>> size_of({"hidden_size": 64}, "hidden_size")
     64
     """
     value = field_of(config, name) if default is None else config.get(name, default)
-    if type(value) is not int or not 0 < value < LARGEST_SIZE:
+    if type(value) is not int or not least <= value < LARGEST_SIZE:
         raise wf.ArgumentError(
             "config.json",
             f"{name} is no size",
-            expected=f"an integer from 1 to {LARGEST_SIZE - 1}",
+            expected=f"an integer from {least} to {LARGEST_SIZE - 1}",
             got={name: value},
             fix="copy the whole config.json of the model",
         )

@@ -26,8 +26,8 @@ from weft.nn import functional as F  # noqa: N812
 class LlamaAttention(nn.Module):
     """Causal attention with rotary positions, whose keys and values groups of heads share."""
 
-    def __init__(self, config: LlamaConfig) -> None:
-        self.heads, self.kv_heads = config.heads, config.kv_heads
+    def __init__(self, config: LlamaConfig, window: int | None = None) -> None:
+        self.heads, self.kv_heads, self.window = config.heads, config.kv_heads, window
         width, head, bias = config.width, config.head_width, config.attention_bias
         into = bias or config.input_bias
         self.q_proj = nn.Linear(width, config.heads * head, into)
@@ -45,7 +45,7 @@ class LlamaAttention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = F.apply_rotary(q, *angles), F.apply_rotary(k, *angles)
         v = split_heads(self.v_proj(x), self.kv_heads)
-        out, cache = attend(q, k, v, cache)
+        out, cache = attend(q, k, v, cache, window=self.window)
         return self.o_proj(out), cache
 
 
@@ -65,8 +65,8 @@ class SwiGLU(nn.Module):
 class LlamaLayer(nn.Module):
     """Attention, then a feed-forward network, each after a norm and added to its input."""
 
-    def __init__(self, config: LlamaConfig) -> None:
-        self.self_attn = LlamaAttention(config)
+    def __init__(self, config: LlamaConfig, window: int | None = None) -> None:
+        self.self_attn = LlamaAttention(config, window)
         self.mlp = SwiGLU(config.width, config.hidden, config.mlp_bias)
         self.input_layernorm = nn.RMSNorm(config.width, config.epsilon)
         self.post_attention_layernorm = nn.RMSNorm(config.width, config.epsilon)
@@ -84,7 +84,8 @@ class LlamaModel(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         self.embed_tokens = nn.Embedding(config.vocabulary, config.width)
         nn.init.normal_(self.embed_tokens.weight, std=0.02)
-        self.layers = nn.ModuleList([LlamaLayer(config) for _ in range(config.layers)])
+        windows = config.windows or (None,) * config.layers
+        self.layers = nn.ModuleList([LlamaLayer(config, window) for window in windows])
         self.norm = nn.RMSNorm(config.width, config.epsilon)
         frequencies = wf.asarray(rope_frequencies(config))
         self.register_buffer("frequencies", frequencies, persistent=False)

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
+import weft as wf
 from weft.models.configuration import (
     field_of,
     number_of,
@@ -45,6 +46,8 @@ class LlamaConfig:
     """Whether queries, keys and values have a bias where the output has none, as in Qwen 2."""
     head_norm: bool = False
     """Whether each head of queries and keys is normalised, as in Qwen 3."""
+    windows: tuple[int | None, ...] = ()
+    """How many positions each layer sees, its own included, as in Mistral; None or nothing: all."""
 
     @property
     def head_width(self) -> int:
@@ -69,8 +72,6 @@ class LlamaConfig:
         context = size_of(config, "max_position_embeddings", 2048)
         refuse_unless(config, "hidden_act", ("silu", None))
         kind = config.get("model_type")
-        if config.get("use_sliding_window", kind not in ("qwen2", "qwen3")):
-            refuse_unless(config, "sliding_window", (None, *range(context, context + 1)))
         heads, width = size_of(config, "num_attention_heads"), size_of(config, "hidden_size")
         given = {name: value for name, value in config.items() if value is not None}
         shared = size_of(given, "num_key_value_heads", heads)
@@ -94,7 +95,38 @@ class LlamaConfig:
             tied=config.get("tie_word_embeddings", False),
             input_bias=kind == "qwen2",
             head_norm=kind == "qwen3",
+            windows=_windows(config, context),
         )
+
+
+def _windows(config: Mapping[str, Any], context: int) -> tuple[int | None, ...]:
+    """How far each layer sees: in Mistral all alike, in Qwen the last ones, where it is asked for.
+
+    >>> _windows({"model_type": "mistral", "num_hidden_layers": 2, "sliding_window": 8}, 32)
+    (8, 8)
+    """
+    kind, layers = config.get("model_type"), size_of(config, "num_hidden_layers")
+    is_qwen = kind in ("qwen2", "qwen3")
+    if not config.get("use_sliding_window", not is_qwen):
+        return ()
+    if kind != "mistral" and not is_qwen:
+        refuse_unless(config, "sliding_window", (None, context))
+    if config.get("sliding_window") is None or size_of(config, "sliding_window") >= context:
+        return ()
+    first = size_of(config, "max_window_layers", layers, least=0) if is_qwen else 0
+    kinds = ["full_attention"] * first + ["sliding_attention"] * max(0, layers - first)
+    kinds = config.get("layer_types") or kinds
+    known = {"full_attention", "sliding_attention"}
+    if not isinstance(kinds, list) or len(kinds) != layers or not known.issuperset(kinds):
+        raise wf.ArgumentError(
+            "config.json",
+            "layer_types does not say of each layer how far it sees",
+            expected=f"{layers} times full_attention or sliding_attention",
+            got={"layer_types": kinds},
+            fix="copy the whole config.json of the model",
+        )
+    window = size_of(config, "sliding_window")
+    return tuple(window if each == "sliding_attention" else None for each in kinds)
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:

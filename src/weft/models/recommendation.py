@@ -14,6 +14,7 @@ of the table and of the optimiser's state.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -131,8 +132,8 @@ class DLRM(Recommender):
         return wf.squeeze(self.top(joined), axis=1)
 
 
-class DeepFM(Recommender):
-    """A factorisation machine beside a network, both over the same vectors (Guo et al., 2017)."""
+class DeepRecommender(Recommender):
+    """A network over the vectors of an example, beside a shallow part that subclasses add."""
 
     def __init__(
         self,
@@ -145,8 +146,21 @@ class DeepFM(Recommender):
         hashing: bool = True,
     ) -> None:
         super().__init__(features, rows, width, dense, hashing)
-        self.linear = nn.Linear(features * width + dense, 1)
-        self.network = MLP([features * width + dense, *hidden, 1], dropout=dropout)
+        inputs = features * width + dense
+        self.add_shallow_part(inputs, rows)
+        self.network = MLP([inputs, *hidden, 1], dropout=dropout)
+
+    @abstractmethod
+    def add_shallow_part(self, inputs: int, rows: int) -> None:
+        """Add what stands beside the network, whose rows have so many inputs."""
+
+
+class DeepFM(DeepRecommender):
+    """A factorisation machine beside a network, both over the same vectors (Guo et al., 2017)."""
+
+    def add_shallow_part(self, inputs: int, rows: int) -> None:
+        """The machine's weights of single features."""
+        self.linear = nn.Linear(inputs, 1)
 
     def score(self, vectors: wf.Tensor, dense: wf.Tensor | None) -> wf.Tensor:
         """vectors [batch, features, width], dense [batch, dense] -> [batch]."""
@@ -157,7 +171,7 @@ class DeepFM(Recommender):
         return wf.squeeze(self.linear(given) + self.network(given), axis=1) + pairs
 
 
-class WideAndDeep(Recommender):
+class WideAndDeep(DeepRecommender):
     """A weight for each id beside a network over the vectors (Cheng et al., 2016).
 
     The wide part is linear in ids, which remembers; the deep part generalises.
@@ -167,20 +181,10 @@ class WideAndDeep(Recommender):
     (2,)
     """
 
-    def __init__(
-        self,
-        features: int,
-        rows: int,
-        width: int = 16,
-        dense: int = 0,
-        hidden: Sequence[int] = (64, 64),
-        dropout: float = 0.0,
-        hashing: bool = True,
-    ) -> None:
-        super().__init__(features, rows, width, dense, hashing)
+    def add_shallow_part(self, inputs: int, rows: int) -> None:
+        """A weight for each id, zero at first."""
         self.wide = nn.Embedding(rows, 1)
         nn.init.zeros_(self.wide.weight)
-        self.network = MLP([features * width + dense, *hidden, 1], dropout=dropout)
 
     def forward(self, ids: wf.Tensor, dense: wf.Tensor | None = None) -> wf.Tensor:
         """ids [batch, features], dense [batch, dense] -> the logit of a click [batch]."""

@@ -48,7 +48,7 @@ class _Recurrent(Module):
         for layer in range(num_layers):
             width = input_size if layer == 0 else self._output_size * self._directions
             for suffix in self._suffixes(layer):
-                self._make(suffix, width, dtype)
+                self._make_parameters(suffix, width, dtype)
         self.reset_parameters()
 
     @property
@@ -78,7 +78,7 @@ class _Recurrent(Module):
                 fix=f"{type(self).__name__}(input_size, 16)",
             )  # fmt: skip
 
-    def _make(self, suffix: str, width: int, dtype: Any) -> None:
+    def _make_parameters(self, suffix: str, width: int, dtype: Any) -> None:
         rows = GATES[self._cell] * self.hidden_size
         shapes: dict[str, tuple[int, ...]] = {
             "weight_ih": (rows, width),

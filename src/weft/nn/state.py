@@ -53,11 +53,11 @@ def check_state(
         if p.name in state and wf.asarray(state[p.name]).shape != tensors[p.index].shape
     ]
     if misshapen or (strict and (missing or unexpected)):
-        raise _misfit(missing, unexpected, misshapen, strict)
+        raise _misfit_error(missing, unexpected, misshapen, strict)
     return Mismatch(missing, unexpected)
 
 
-def _misfit(
+def _misfit_error(
     missing: list[str], unexpected: list[str], misshapen: list[str], strict: bool
 ) -> wf.WeftError:
     kinds = {"missing": missing, "unexpected": unexpected, "misshapen": misshapen}

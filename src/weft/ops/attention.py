@@ -520,13 +520,13 @@ def _samples() -> list[Sample]:
     empty = _sample_array(1, 2, 3), _sample_array(1, 0, 3), _sample_array(1, 0, 2)
     narrow = tuple(_sample_array(1, 2, 4, dtype=np.float16) for _ in range(3))
     return [
-        *[Sample(operands, params) for operands, params in _cases() if _sees(operands, params)],
+        *[Sample(given, params) for given, params in _cases() if _sees_keys(given, params)],
         Sample(empty, _PLAIN, derivative=False),
         Sample(narrow, _PLAIN, derivative=False),
     ]
 
 
-def _sees(operands: tuple[Array, ...], params: dict[str, Any]) -> bool:
+def _sees_keys(operands: tuple[Array, ...], params: dict[str, Any]) -> bool:
     """Whether each query sees a key: finite differences need a finite lse."""
     return bool(np.isfinite(_attention(*operands, **params)[1]).all())
 
@@ -538,7 +538,7 @@ def _gradient_samples() -> list[Sample]:
         out, lse = _attention(*forward_operands, **params)
         ct = _sample_array(*out.shape)
         operands = (q, k, v, lse, ct, (ct * out).sum(-1), *mask)
-        samples.append(Sample(operands, params, _sees(forward_operands, params)))
+        samples.append(Sample(operands, params, _sees_keys(forward_operands, params)))
     return samples
 
 

@@ -79,7 +79,7 @@ def run(graph: Graph, arrays: Iterable[Array]) -> tuple[Array, ...]:
 
 def closed_graph(f: Callable[..., Sequence[Tensor]], types: Sequence[TensorType]) -> Graph:
     """The graph of a function that closes over nothing but concrete tensors."""
-    return trace(f, types).closed()
+    return trace(f, types).closed_graph()
 
 
 def select_marked(values: Iterable[T], marks: Iterable[bool]) -> list[T]:
@@ -98,7 +98,7 @@ def union(*marks: Marks) -> Marks:
     return tuple(any(column) for column in zip(*marks, strict=True))
 
 
-def inexact(values: Iterable[Tensor | TensorType]) -> Marks:
+def inexact_marks(values: Iterable[Tensor | TensorType]) -> Marks:
     """Which values have derivatives."""
     return tuple(value.dtype.is_inexact for value in values)
 
@@ -201,7 +201,7 @@ def input_cotangents(
 
     varying = select_marked(inputs, wanted)
     _, pullback = vjp(outputs, *varying)
-    return or_zeros(pullback(place_marked(cotangents, inexact(graph.output_types))), varying)
+    return or_zeros(pullback(place_marked(cotangents, inexact_marks(graph.output_types))), varying)
 
 
 @remember
@@ -211,7 +211,7 @@ def cotangent_graph(graph: Graph, wanted: Marks) -> Graph:
     outputs = graph.output_types
     return closed_graph(
         lambda *values: input_cotangents(graph, values[:count], values[count:], wanted),
-        [*graph.input_types, *select_marked(outputs, inexact(outputs))],
+        [*graph.input_types, *select_marked(outputs, inexact_marks(outputs))],
     )
 
 

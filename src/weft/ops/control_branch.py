@@ -28,7 +28,7 @@ from weft.ops.control import (
     batched_outputs,
     closed_graph,
     cotangent_graph,
-    inexact,
+    inexact_marks,
     moving_outputs,
     place_marked,
     require_types,
@@ -120,7 +120,7 @@ def _switch_vjp(
     branches: Branches,
     rows: int,
 ) -> list[Tensor | None]:
-    asked = tuple(w and d for w, d in zip(wanted[1:], inexact(primals[1:]), strict=True))
+    asked = tuple(w and d for w, d in zip(wanted[1:], inexact_marks(primals[1:]), strict=True))
     graphs = tuple(cotangent_graph(branch, asked) for branch in branches)
     given = [cotangent for cotangent in cotangents if cotangent is not None]
     cotangents_asked = apply_multiple(switch, *primals, *given, branches=graphs, rows=rows)

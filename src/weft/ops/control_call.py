@@ -35,7 +35,7 @@ from weft.ops.control import (
     batched_outputs,
     closed_graph,
     cotangent_graph,
-    inexact,
+    inexact_marks,
     moving_outputs,
     place_marked,
     remember,
@@ -84,7 +84,7 @@ def _call_vjp(
     primals = primals[: len(graph.inputs)]
     if pull is not None:  # so that no operand is there for its size alone
         graph = specialize(graph, [primal.type for primal in primals])
-    asked = tuple(w and d for w, d in zip(wanted, inexact(primals), strict=True))
+    asked = tuple(w and d for w, d in zip(wanted, inexact_marks(primals), strict=True))
     given = [cotangent for cotangent in cotangents if cotangent is not None]
     derived, read = _read_inputs(cotangent_graph(graph, asked))
     operands = select_marked([*primals, *given], read)

@@ -32,7 +32,7 @@ from weft.ops.control import (
     batched_graph,
     batched_outputs,
     closed_graph,
-    inexact,
+    inexact_marks,
     input_cotangents,
     moving_outputs,
     place_marked,
@@ -204,7 +204,7 @@ def _scan_vjp(
 ) -> list[Tensor | None]:
     """Run again and keep the carry of every step, then go back over the steps."""
     held = num_consts + num_carry
-    varied = inexact(primals)
+    varied = inexact_marks(primals)
     # The carry's cotangents are always needed: they lead from a step to the one before it.
     asked = tuple(
         d and (w or num_consts <= place < held)
@@ -257,7 +257,8 @@ def _cotangent_step(graph: Graph, num_consts: int, num_carry: int, asked: Marks)
     kinds, outputs = graph.input_types, graph.output_types
     sums = select_marked(kinds[:num_consts], asked[:num_consts])
     ct_carry, ct_ys = (
-        select_marked(part, inexact(part)) for part in (outputs[:num_carry], outputs[num_carry:])
+        select_marked(part, inexact_marks(part))
+        for part in (outputs[:num_carry], outputs[num_carry:])
     )
     parts = [kinds[:num_consts], sums, ct_carry, kinds[num_consts:held], kinds[held:], ct_ys]
 

@@ -520,12 +520,12 @@ def one_after_the_other(made: Callable[[], Primitive]) -> Rule:
             if axis is not None
         )
 
-        def one(parts: tuple[Tensor, ...]) -> Any:
+        def apply_to_one(parts: tuple[Tensor, ...]) -> Any:
             given = iter(parts)
             pairs = zip(operands, axes, strict=True)
             return bind(made(), *[x if a is None else next(given) for x, a in pairs], **params)
 
-        out = map_elements(one, moving)
+        out = map_elements(apply_to_one, moving)
         return (out, (0,) * len(out)) if made().multiple else (out, 0)
 
     return batch

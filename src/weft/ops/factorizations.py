@@ -112,15 +112,20 @@ def _lu_type(x: TensorType) -> tuple[TensorType, TensorType, TensorType]:
 
 
 def _lu(x: Array) -> tuple[Array, Array, Array]:
-    """Elimination with the largest pivot of each column, on all matrices at once."""
+    """Elimination with the largest pivot of each column, on all matrices at once.
+
+    The size of a complex pivot is the sum of the sizes of its parts, as LAPACK has it.
+    """
     *stack, m, n = x.shape
-    k = min(m, n)
+    k, is_complex = min(m, n), x.dtype.kind == "c"
     work = x.reshape(int(np.prod(stack, dtype=int)), m, n).copy()  # [matrices, m, n]
     each = np.arange(len(work))
     order = np.tile(np.arange(m), (len(work), 1))  # [matrices, m]: where each row was
     for j in range(k):
         # Swap row j with the row of the largest pivot.
-        pivot = j + np.argmax(np.abs(work[:, j:, j]), axis=1)
+        column = work[:, j:, j]
+        sizes = np.abs(column.real) + np.abs(column.imag) if is_complex else np.abs(column)
+        pivot = j + np.argmax(sizes, axis=1)
         for table in (work, order):
             table[each, j], table[each, pivot] = table[each, pivot], table[each, j].copy()
         # The factors of L take the place of the elements that they eliminate.

@@ -63,7 +63,7 @@ def extent(dim: Dimension) -> Tensor:
     return apply(PRIMITIVES["reduce_sum"], filled_tensor((dim,), INDEX, 1), axes=(0,))
 
 
-def _rest(ndim: int, axes: Axes) -> Axes:
+def _other_axes(ndim: int, axes: Axes) -> Axes:
     return tuple([axis for axis in range(ndim) if axis not in axes])
 
 
@@ -92,7 +92,7 @@ def _kept_shape(op: str, x: TensorType, indices: Sequence[TensorType], axes: Axe
         )
     for index in indices:
         _check_index(op, indices[0], index, got)
-    return indices[0].shape + tuple([x.shape[axis] for axis in _rest(x.ndim, axes)])
+    return indices[0].shape + tuple([x.shape[axis] for axis in _other_axes(x.ndim, axes)])
 
 
 def _check_index(op: str, first: TensorType, index: TensorType, got: Mapping[str, object]) -> None:
@@ -153,7 +153,7 @@ def out_of_range(op: str, index: int, axis: int, dim: Dimension) -> BoundsError:
 
 def _gather_rows(x: Array, *indices: Array, axes: Axes) -> Array:
     check_bounds("gather", x.shape, indices, axes)
-    indexed_first = x.transpose(*axes, *_rest(x.ndim, axes))  # [*indexed axes, *rest]
+    indexed_first = x.transpose(*axes, *_other_axes(x.ndim, axes))  # [*indexed axes, *rest]
     single = len(axes) == 1
     return np.take(indexed_first, indices[0], axis=0) if single else indexed_first[indices]
 
@@ -262,7 +262,7 @@ def _scatter_rows(
 ) -> Array:
     """Write rows of updates into a copy of x, one after the other in row-major order of index."""
     check_bounds(op, x.shape, indices, axes)
-    order = (*axes, *_rest(x.ndim, axes))
+    order = (*axes, *_other_axes(x.ndim, axes))
     out = np.array(x.transpose(order), order="C")  # [*indexed axes, *rest]
     heads = out.shape[: len(axes)]
     row = int(np.prod(out.shape[len(axes) :], dtype=int))
@@ -317,7 +317,7 @@ def _batch_scatter(primitive_of: Callable[[], Primitive]) -> Callable[..., tuple
 def _scatter_samples(**params: Any) -> list[Sample]:
     samples = []
     for shape, indices, axes in _samples_at():
-        rest = [shape[axis] for axis in _rest(len(shape), axes)]
+        rest = [shape[axis] for axis in _other_axes(len(shape), axes)]
         updates = _ramp(*indices[0].shape, *rest) * 0.7 + 0.1
         operands = (_ramp(*shape), updates.astype(np.float32), *indices)
         samples.append(Sample(operands, {"axes": axes, **params}))

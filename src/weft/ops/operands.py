@@ -25,7 +25,7 @@ from weft.core.errors import (
     TraceError,
     WeftError,
 )
-from weft.core.sharing import lend
+from weft.core.sharing import note_lending
 from weft.ir.dispatch import apply
 from weft.ir.forward import has_derivative, refuse_derivative
 from weft.ir.primitive import PRIMITIVES, Primitive
@@ -117,7 +117,7 @@ def array_tensor(op: str, value: Any) -> Tensor:
         ) from None
     native = array.astype(dtype.numpy, copy=False)
     if native is value:
-        lend(native)
+        note_lending(native)
     return wrap(native)
 
 

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
-from weft.core.arrays import CONCRETE, computes, move
+from weft.core.arrays import CONCRETE, can_compute_on, move
 from weft.core.devices import CPU, Device, as_device
 from weft.core.errors import UnsupportedError
 from weft.core.settings import settings
@@ -69,7 +69,7 @@ def to_device(x: Tensor, device: Any, /, *, stream: Any = None) -> Tensor:
 def may_move(target: Device) -> bool:
     """Whether what is being traced, if anything is, may have a part on a device."""
     traced = traces.recording
-    return not traced or (computes(target) and all(each.spans_devices for each in traced))
+    return not traced or (can_compute_on(target) and all(each.spans_devices for each in traced))
 
 
 def takes_device(f: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor]:

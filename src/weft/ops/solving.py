@@ -87,10 +87,10 @@ def _batch_system(primitive_of: Callable[[], Primitive]) -> Callable[..., tuple[
     return batch
 
 
-def _triangular(a: Array, b: Array, lower: bool, unit: bool) -> Array:
+def _solve_triangular(a: Array, b: Array, lower: bool, unit: bool) -> Array:
     """By back substitution: NumPy's LU leaves an upper triangle alone; a lower one is turned."""
     if lower:
-        reversed_solution = _triangular(a[..., ::-1, ::-1], b[..., ::-1, :], False, unit)
+        reversed_solution = _solve_triangular(a[..., ::-1, ::-1], b[..., ::-1, :], False, unit)
         return reversed_solution[..., ::-1, :]
     upper = np.triu(a, 1 if unit else 0)
     if unit:
@@ -110,7 +110,7 @@ triangular_solve: Primitive = Primitive(
     lower=BY_LAPACK,
     sharding=shardings.before_last(2),
     type_rule=lambda a, b, lower, unit: require_system("triangular_solve", a, b),
-    reference=by_numpy("triangular_solve", _triangular, SINGULAR),
+    reference=by_numpy("triangular_solve", _solve_triangular, SINGULAR),
     derivatives=[
         tangent(
             lambda t, out, a, b, lower, unit: bind(

@@ -58,7 +58,7 @@ erf: Function = elementwise(
     "erf",
     doc="The error function: 2/√π times the integral of exp(-t²) from 0 to each element.",
     example='[0.0, float("inf"), -10.0] -> [0.0, 1.0, -1.0]',
-    kind=Elementwise(bounds=ranges.always(ranges.Range(-1.0, 1.0))),
+    kind=Elementwise(bounds=ranges.fixed_bounds(ranges.Range(-1.0, 1.0))),
     reference=series.in_double(series.erf),
     derivatives=[tangent(lambda t, out, x: t * (exp(negative(square(x))) * _BELL))],
     lower=lambda scalar, x: scalar.erf(x),

@@ -189,17 +189,17 @@ def _lgamma_small(x: Array) -> Array:
 def lgamma(x: Array) -> Array:
     """The logarithm of |Γ(x)|, infinite at 0 and the negative whole numbers."""
 
-    def positive(x: Array) -> Array:
+    def lgamma_positive(x: Array) -> Array:
         return _piecewise(x, x < 8.0, _lgamma_small, _lgamma_large)
 
     def lgamma_negative(x: Array) -> Array:
         apart = np.abs(x - np.rint(x))
-        mirrored = math.log(math.pi) - np.log(np.sin(math.pi * apart)) - positive(1.0 - x)
+        mirrored = math.log(math.pi) - np.log(np.sin(math.pi * apart)) - lgamma_positive(1.0 - x)
         # whole numbers have no finite value, however large; next to 0 it is that of 1/|x|
         mirrored = np.where(x > -1e-20, -np.log(-x), mirrored)
         return np.where((apart == 0.0) | (x == -np.inf), np.inf, mirrored)
 
-    return _piecewise(x, ~(x < 0.0), positive, lgamma_negative)
+    return _piecewise(x, ~(x < 0.0), lgamma_positive, lgamma_negative)
 
 
 _DIGAMMA = (*(-number / (2 * k) for k, number in _DESCENDING), 0.0)

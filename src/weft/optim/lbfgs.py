@@ -144,7 +144,11 @@ class LBFGS(Optimizer):
             before = here
             here, evaluations = self._iterate(closure, here, options["max_evaluations"] - used)
             used += evaluations
-            if evaluations == 0 or used >= options["max_evaluations"] or self._stands(before, here):
+            if (
+                evaluations == 0
+                or used >= options["max_evaluations"]
+                or self._has_converged(before, here)
+            ):
                 break
         return wf.tensor(first.loss)
 
@@ -192,7 +196,7 @@ class LBFGS(Optimizer):
         self._move(origin, direction, end.size)
         return end, evaluations
 
-    def _stands(self, before: Here, here: Here) -> bool:
+    def _has_converged(self, before: Here, here: Here) -> bool:
         """Whether neither the parameters nor the loss change any more."""
         history, tolerance = self._history, self.groups[0].options["tolerance_change"]
         assert history.direction is not None

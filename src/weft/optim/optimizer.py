@@ -186,8 +186,9 @@ class Optimizer:
         """
         if wf.staging.builder_of(loss) is not None:
             return minimize_in_graph(self, loss)
-        if hasattr(loss, "minimized_by"):  # a node that is bound to types in its first run
-            return loss.minimized_by(self)
+        minimized_by = getattr(type(loss), "minimized_by", None)
+        if minimized_by is not None:  # a node that is bound to types in its first run
+            return minimized_by(loss, self)
         self._check_parameters()
         self.scale(loss).backward()
         self.step()

@@ -42,7 +42,11 @@ def summed_by_row(indices: wf.Tensor, gradient: wf.Tensor) -> wf.Tensor:
     Without a tensor as large as the table, and of a size that is known in advance: positions that
     share an index get the same sum, so that writing any of them back writes the same.
     """
-    # the place of each index among the sorted ones: equal ones have the place of their first
-    first = wf.searchsorted(wf.sort(indices), indices)
-    sums = wf.segment_sum(gradient, first, indices.shape[0])
-    return wf.take(sums, first, axis=0)
+    if indices.shape[0] == 0:
+        return gradient  # there is no first position to count labels from
+    order = wf.argsort(indices)
+    ordered = wf.take(indices, order, axis=0)
+    begins = wf.concat([wf.zeros((1,), dtype=wf.int64), (ordered[1:] != ordered[:-1]) + 0])
+    label = wf.cumulative_sum(begins)
+    sums = wf.segment_sum(wf.take(gradient, order, axis=0), label, indices.shape[0])
+    return wf.take(sums, wf.take(label, wf.argsort(order), axis=0), axis=0)

@@ -106,7 +106,7 @@ def plan(buffers: Sequence[Lifetime], binding: Binding | None = None) -> MemoryP
     >>> result.offsets, result.peak, result.reused
     ({'x': 0, 'y': 0}, 64, {'y': 'x'})
     """
-    return Planner(buffers).at(binding or {})
+    return Planner(buffers).plan_for(binding or {})
 
 
 class Planner:
@@ -117,7 +117,8 @@ class Planner:
 
     >>> from weft.core.dimensions import symbol
     >>> planner = Planner([Lifetime("x", 4 * symbol("n"), 0, 1)])
-    >>> planner.at({"n": 100}).peak, planner.at({"n": 100}) is planner.at({"n": 100})
+    >>> plan = planner.plan_for({"n": 100})
+    >>> plan.peak, planner.plan_for({"n": 100}) is plan
     (448, True)
     """
 
@@ -129,7 +130,7 @@ class Planner:
         self._plans: dict[frozenset[tuple[str, int]], MemoryPlan] = {}
         self._stacking: tuple[dict[int, int], _Stacking] | None = None
 
-    def at(self, binding: Binding) -> MemoryPlan:
+    def plan_for(self, binding: Binding) -> MemoryPlan:
         """The plan for these values of the symbols."""
         key = frozenset(binding.items())
         plan = self._plans.get(key)
@@ -165,6 +166,42 @@ class Planner:
         offsets = blocks.place()
         self._stacking = operands, _Stacking(blocks, np.argsort(offsets, kind="stable"))
         return offsets
+
+
+@frozen
+class StackedBlock:
+    """A block of memory: the buffers that use it in turns, and the blocks that it may lie on."""
+
+    buffers: tuple[Lifetime, ...]
+    below: tuple[int, ...]
+    """Blocks that come earlier, by position: it begins where the highest of them ends."""
+
+
+def stacked_blocks(buffers: Sequence[Lifetime], binding: Binding) -> list[StackedBlock]:
+    """The blocks of a plan for these sizes, from the lowest up: enough to place them at any others.
+
+    A block must be as large as the largest of its buffers is then.
+
+    >>> blocks = stacked_blocks([Lifetime("x", 128, 0, 1), Lifetime("y", 64, 1, 2)], {})
+    >>> [([buffer.name for buffer in block.buffers], block.below) for block in blocks]
+    [(['x'], ()), (['y'], (0,))]
+    """
+    planned = plan(buffers, binding)
+    places = {buffer.name: index for index, buffer in enumerate(buffers)}
+    operands = {places[result]: places[operand] for result, operand in planned.reused.items()}
+    sizes = [_aligned_size(planned.sizes[buffer.name]) for buffer in buffers]
+    blocks = _Blocks.from_buffers(buffers, sizes, operands)
+    offsets = np.zeros(len(blocks.sizes), np.int64)
+    offsets[blocks.block_of] = [planned.offsets[buffer.name] for buffer in buffers]
+    supports = _Stacking(blocks, np.argsort(offsets, kind="stable")).supports
+    position = {block: place for place, (block, _) in enumerate(supports)}
+    members: list[list[Lifetime]] = [[] for _ in supports]
+    for buffer, block in zip(buffers, blocks.block_of.tolist(), strict=True):
+        members[position[block]].append(buffer)
+    return [
+        StackedBlock(tuple(own), tuple(position[block] for block in below))
+        for own, (_, below) in zip(members, supports, strict=True)
+    ]
 
 
 def _reused_operands(
@@ -296,20 +333,21 @@ class _Stacking:
     def __init__(self, blocks: _Blocks, order: _Integers) -> None:
         self._blocks = blocks
         self._order = order
-        self._supports: list[tuple[int, list[int]]] | None = None  # made when first needed
+
+    @cached_property
+    def supports(self) -> list[tuple[int, list[int]]]:
+        """Each block in order, with the blocks that it may lie on; made when first needed."""
+        return self._find_supports()
 
     def offsets(self, sizes: _Integers) -> _Integers:
         """Offsets for these sizes of the blocks."""
-        if self._supports is None:
-            self._supports = self._find_supports()
         ends = [0] * len(sizes)
         lengths = sizes.tolist()
-        for block, below in self._supports:
+        for block, below in self.supports:
             ends[block] = max([ends[other] for other in below], default=0) + lengths[block]
         return np.array(ends, np.int64) - sizes
 
     def _find_supports(self) -> list[tuple[int, list[int]]]:
-        """Each block in order, with the blocks that it may lie on."""
         first, last = self._blocks.first[self._order], self._blocks.last[self._order]
         supports = []
         for place, block in enumerate(self._order.tolist()):

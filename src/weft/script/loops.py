@@ -111,13 +111,13 @@ class Loop:
         for _ in range(TRIES):
             region = record(self._run, [lead, *self._types()], self.lifted)
             if region.touched:
-                raise mistakes.grows(type(region.touched[0][0].owner).__name__)
+                raise mistakes.growing_container_error(type(region.touched[0][0].owner).__name__)
             new_handles = [handle for handle, _ in region.written]
             for handle in new_handles:
                 self.lift(handle)
             if not self._widen(region) and not self._begin(region) and not new_handles:
                 return region
-        raise mistakes.grows("tensor")
+        raise mistakes.growing_container_error("tensor")
 
     def starts(self) -> list[Tensor]:
         """The values that the loop starts with."""

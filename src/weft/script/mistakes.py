@@ -150,7 +150,7 @@ def both_ways(name: str, value: Tensor) -> WeftError:
     )
 
 
-def grows(what: str) -> WeftError:
+def growing_container_error(what: str) -> WeftError:
     """A container that each step of a loop without known length changes."""
     return UnsupportedError(
         "script",
@@ -161,7 +161,7 @@ def grows(what: str) -> WeftError:
     )
 
 
-def endless(steps: int) -> WeftError:
+def endless_loop_error(steps: int) -> WeftError:
     """A loop over an iterator that only a traced tensor would end."""
     return UnsupportedError(
         "script",

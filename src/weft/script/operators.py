@@ -243,7 +243,7 @@ class Operators:
             if any(not is_traced(flag) and flag for flag in flag_values):
                 return
             if count >= ENDLESS and any(map(is_traced, flag_values)):
-                raise mistakes.endless(count)
+                raise mistakes.endless_loop_error(count)
 
     def _stage_counted_loop(self, source: Range, flags: Body, body: Body, state: State) -> None:
         index = source.first_index()

@@ -135,7 +135,7 @@ STATE
     def visit_While(self, node: ast.While) -> Any:
         test = self.visit(node.test)
         if self.refused:
-            node.test = self._plain_test(_test_with_flags(_stops(node), test), "while")
+            node.test = self._plain_test(_test_with_flags(_stop_flags(node), test), "while")
             node.body = self.block(node.body)
             return node
         names = bound_names([*node.body, node.test])
@@ -165,7 +165,7 @@ STATE
         source = self.visit(node.iter)
         if self.refused:
             node.iter = _call("plain_items", [source, ast.Constant(self.refused)], node.iter)
-            node.body = [*self.block(node.body), *_leave(_stops(node), node)]
+            node.body = [*self.block(node.body), *_leave(_stop_flags(node), node)]
             return node
         names = bound_names([*node.body, node.target])
         changed = [
@@ -219,7 +219,7 @@ STATE
 
     def visit_Assign(self, node: ast.Assign) -> Any:
         self.generic_visit(node)
-        return [*_touches(node.targets, node), node]
+        return [*_touch_calls(node.targets, node), node]
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
         if node.value is None:
@@ -230,14 +230,14 @@ STATE
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         self.generic_visit(node)
         if not isinstance(node.target, ast.Name):
-            return [*_touches([node.target], node), node]
+            return [*_touch_calls([node.target], node), node]
         sign = ast.Constant(type(node.op).__name__)
         value = _call("update", [sign, _load(node.target.id, node), node.value], node)
         return ast.copy_location(ast.Assign([node.target], value), node)
 
     def visit_Delete(self, node: ast.Delete) -> Any:
         self.generic_visit(node)
-        return [*_touches(node.targets, node), node]
+        return [*_touch_calls(node.targets, node), node]
 
     # --- functions inside ----------------------------------------------------------------------
 
@@ -262,7 +262,7 @@ STATE
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
         self.generic_visit(node)
-        if _binds(node):
+        if _binds_name(node):
             return node
         word = "and_" if isinstance(node.op, ast.And) else "or_"
         first, *rest = node.values
@@ -276,14 +276,14 @@ STATE
 
     def visit_IfExp(self, node: ast.IfExp) -> Any:
         self.generic_visit(node)
-        if _binds(node):
+        if _binds_name(node):
             return node
         values = [_thunk(node.body, node.body), _thunk(node.orelse, node.orelse)]
         return _call("choice", [node.test, *values], node)
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         self.generic_visit(node)
-        if len(node.ops) == 1 or _binds(node):
+        if len(node.ops) == 1 or _binds_name(node):
             return node
         signs: list[ast.expr] = [ast.Constant(type(op).__name__) for op in node.ops]
         rest = [_thunk(each, each) for each in node.comparators]
@@ -355,7 +355,7 @@ def _updated_names(body: Sequence[ast.stmt]) -> list[str]:
     return sorted(updated - stored)
 
 
-def _touches(targets: Sequence[ast.expr], at: ast.stmt) -> list[ast.stmt]:
+def _touch_calls(targets: Sequence[ast.expr], at: ast.stmt) -> list[ast.stmt]:
     """Calls that tell the runtime whose contents or attributes are about to be stored to."""
     calls: list[ast.stmt] = []
     for target in targets:
@@ -386,19 +386,19 @@ def _copy_expression(node: ast.expr) -> ast.expr:
     return text
 
 
-def _binds(node: ast.expr) -> bool:
+def _binds_name(node: ast.expr) -> bool:
     """Whether an expression binds a name or suspends, which an inner function could not do."""
     kinds = ast.NamedExpr | ast.Yield | ast.YieldFrom | ast.Await
     return any(isinstance(each, kinds) for each in own_nodes([node]))
 
 
-def _stops(node: ast.stmt) -> list[str]:
+def _stop_flags(node: ast.stmt) -> list[str]:
     flags: list[str] = getattr(node, "stops", [])
     return flags
 
 
 def _flags(node: ast.stmt) -> ast.expr:
-    return _tuple([_load(name, node) for name in _stops(node)])
+    return _tuple([_load(name, node) for name in _stop_flags(node)])
 
 
 def _test_with_flags(flags: list[str], test: ast.expr) -> ast.expr:

@@ -37,7 +37,7 @@ def tree_of(function: types.FunctionType) -> Found | None:
     """The syntax tree of a function, to be changed freely; None where there is no source."""
     code = function.__code__
     functions = _functions(code.co_filename, "".join(linecache.getlines(code.co_filename)))
-    same = [each for each in functions if _matches(each.node, code)]
+    same = [each for each in functions if _is_source_of(each.node, code)]
     return copy.deepcopy(same[0]) if len(same) == 1 else None
 
 
@@ -60,7 +60,7 @@ def _functions(file: str, text: str) -> tuple[Found, ...]:
     return tuple(functions)
 
 
-def _matches(
+def _is_source_of(
     node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, code: types.CodeType
 ) -> bool:
     if isinstance(node, ast.Lambda):

@@ -359,12 +359,12 @@ class Drawing:
         first = (x1 + w1 / 2, y1 - away if up else y1 + h1 + away)
         last = (x2 + w2 / 2, y2 + h2 if up else y2)
         path = f"M{first[0]:.1f} {first[1]:.1f}"
-        for (xa, ya), (xb, yb) in pairwise([first, *self._way(legs), last]):
+        for (xa, ya), (xb, yb) in pairwise([first, *self._route_points(legs), last]):
             middle = (ya + yb) / 2
             path += f"C{xa:.1f} {middle:.1f} {xb:.1f} {middle:.1f} {xb:.1f} {yb:.1f}"
         return f'<path class="edge" d="{path}"/>'
 
-    def _way(self, legs: Sequence[tuple[Key, Any, Any]]) -> Iterator[Point]:
+    def _route_points(self, legs: Sequence[tuple[Key, Any, Any]]) -> Iterator[Point]:
         for group, start, end in legs:
             frame = self.frames[group]
             points = list(frame.routes[start, end])

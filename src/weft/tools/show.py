@@ -77,7 +77,7 @@ def _render_file(
     program: Any, target: Path, profile: Profile | None, classes: Mapping[str, str]
 ) -> str:
     if target.suffix.lower() == ".html":
-        return _page(_data(program, profile, classes), target.stem)
+        return _page(_page_data(program, profile, classes), target.stem)
     picture = recorded_picture(program, classes)
     if target.suffix.lower() == ".svg":
         return svg_text(picture, target.stem)
@@ -108,7 +108,7 @@ def recorded_picture(program: Any, classes: Mapping[str, str] | None = None) -> 
     return Picture(program.graph, (), inputs, outputs, classes)
 
 
-def _data(program: Any, profile: Profile | None, classes: Mapping[str, str]) -> dict[str, Any]:
+def _page_data(program: Any, profile: Profile | None, classes: Mapping[str, str]) -> dict[str, Any]:
     """Everything that the page shows."""
     places: dict[Any, int] = {}
     views = list(_views(program, profile, places, classes))

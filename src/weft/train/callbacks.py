@@ -116,7 +116,7 @@ class Monitor(Callback):
         self.best = math.nan
         self.best_epoch = 0
 
-    def improved(self, trainer: Any) -> bool:
+    def has_improved(self, trainer: Any) -> bool:
         """Whether the epoch's number is the best so far, which is then remembered."""
         if self.monitor not in trainer.row:
             raise unknown(f"train.{type(self).__name__}", "number", self.monitor, trainer.row)
@@ -168,7 +168,7 @@ class EarlyStopping(Monitor):
 
     def on_epoch_end(self, trainer: Any) -> None:
         """Look whether the epoch was better."""
-        if self.improved(trainer):
+        if self.has_improved(trainer):
             self.waited = 0
             if self.restore_best:
                 state = trainer.model.state_dict()
@@ -224,7 +224,7 @@ class BestCheckpoint(Monitor):
 
     def on_epoch_end(self, trainer: Any) -> None:
         """Save if the epoch was better."""
-        if self.improved(trainer):
+        if self.has_improved(trainer):
             trainer.save_checkpoint(self.folder or None, kind="best", keep=1)
 
 

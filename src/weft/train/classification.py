@@ -15,26 +15,15 @@ from typing import Any
 import numpy as np
 
 import weft as wf
-from weft.train.metrics import IGNORED, Array, Metric, array_of, classes_of, register_metric
+from weft.train.metrics import Array, ClassMetric, Metric, array_of, classes_of, register_metric
 
 __all__ = ["AUC", "F1", "ConfusionMatrix", "Precision", "Recall"]
 
 AVERAGES = ("macro", "micro", "none")
 
 
-class ConfusionMatrix(Metric):
+class ConfusionMatrix(ClassMetric):
     """How often each class (row) was taken for each class (column); `Accuracy` says how."""
-
-    def __init__(
-        self,
-        name: str = "",
-        *,
-        axis: int = -1,
-        threshold: float = 0.0,
-        ignore_index: int = IGNORED,
-    ) -> None:
-        self.axis, self.threshold, self.ignore_index = axis, threshold, ignore_index
-        super().__init__(name)
 
     def start(self) -> dict[str, Any]:
         """The counts before the first batch."""

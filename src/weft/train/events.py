@@ -88,7 +88,7 @@ def _integer(field: int, value: int) -> bytes:
     return _varint(field << 3) + _varint(value)
 
 
-def _double(field: int, value: float) -> bytes:
+def _double_field(field: int, value: float) -> bytes:
     return _varint(field << 3 | 1) + struct.pack("<d", value)
 
 
@@ -169,11 +169,11 @@ class EventWriter:
         counts, edges = np.histogram(array, bins)
         message = b"".join(
             [
-                _double(1, array.min()),
-                _double(2, array.max()),
-                _double(3, array.size),
-                _double(4, array.sum()),
-                _double(5, float(array @ array)),
+                _double_field(1, array.min()),
+                _double_field(2, array.max()),
+                _double_field(3, array.size),
+                _double_field(4, array.sum()),
+                _double_field(5, float(array @ array)),
                 _doubles(6, edges[1:]),
                 _doubles(7, counts),
             ]
@@ -208,7 +208,9 @@ class EventWriter:
         self._write(_bytes(5, _bytes(1, _text(1, tag) + message)), step)
 
     def _write(self, message: bytes, step: int | None) -> None:
-        event = _double(1, time.time()) + (b"" if step is None else _integer(2, step)) + message
+        event = (
+            _double_field(1, time.time()) + (b"" if step is None else _integer(2, step)) + message
+        )
         self._file.write(record(event))
         self._file.flush()
 

@@ -117,7 +117,22 @@ class Mean(Metric):
         self.add(total=values.sum() if values.ndim else values * weight, count=weight)
 
 
-class Accuracy(Metric):
+class ClassMetric(Metric):
+    """A metric of predicted classes: along which axis, above what, and what is left out."""
+
+    def __init__(
+        self,
+        name: str = "",
+        *,
+        axis: int = -1,
+        threshold: float = 0.0,
+        ignore_index: int = IGNORED,
+    ) -> None:
+        self.axis, self.threshold, self.ignore_index = axis, threshold, ignore_index
+        super().__init__(name)
+
+
+class Accuracy(ClassMetric):
     """The share of examples whose class was found.
 
     Integer targets are compared with the largest of the outputs along `axis`. Targets of the same
@@ -130,17 +145,6 @@ class Accuracy(Metric):
     >>> round(accuracy.value(), 4)
     0.6667
     """
-
-    def __init__(
-        self,
-        name: str = "",
-        *,
-        axis: int = -1,
-        threshold: float = 0.0,
-        ignore_index: int = IGNORED,
-    ) -> None:
-        self.axis, self.threshold, self.ignore_index = axis, threshold, ignore_index
-        super().__init__(name)
 
     def start(self) -> dict[str, Any]:
         """The counts before the first batch."""
@@ -308,8 +312,8 @@ def numbers_of(op: str, outputs: Any, targets: Any) -> tuple[Array, Array]:
     if predicted.shape == (*wanted.shape, 1):
         predicted = predicted[..., 0]
     if predicted.shape != wanted.shape:
-        raise _misfit(op, "outputs and targets differ in shape", "targets of the outputs' shape",
-                      predicted, wanted)  # fmt: skip
+        problem, expected = "outputs and targets differ in shape", "targets of the outputs' shape"
+        raise _misfit_error(op, problem, expected, predicted, wanted)
     return predicted.astype(np.float64), wanted.astype(np.float64)
 
 
@@ -319,11 +323,11 @@ def scores_of(
     """The scores of each class [examples, classes] and the classes [examples], ignored ones out."""
     scores, wanted = array_of(outputs), array_of(targets)
     if scores.ndim == 0 or not -scores.ndim <= axis < scores.ndim:
-        raise _misfit(op, f"the outputs have no axis {axis} of classes",
+        raise _misfit_error(op, f"the outputs have no axis {axis} of classes",
                       "a score for each class", scores, wanted)  # fmt: skip
     scores = np.moveaxis(scores, axis, -1)
     if scores.shape[:-1] != wanted.shape or wanted.dtype.kind not in "iu":
-        raise _misfit(op, "there is not one class for each row of scores",
+        raise _misfit_error(op, "there is not one class for each row of scores",
                       f"integer targets of shape {list(scores.shape[:-1])}",
                       scores, wanted)  # fmt: skip
     scores, wanted = scores.reshape(-1, scores.shape[-1]), wanted.reshape(-1).astype(np.int64)
@@ -368,7 +372,9 @@ def check_classes(op: str, classes: Array, count: int) -> None:
         )
 
 
-def _misfit(op: str, problem: str, expected: str, outputs: Array, targets: Array) -> wf.ShapeError:
+def _misfit_error(
+    op: str, problem: str, expected: str, outputs: Array, targets: Array
+) -> wf.ShapeError:
     return wf.ShapeError(
         op,
         problem,

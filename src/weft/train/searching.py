@@ -297,7 +297,7 @@ def _sweep_rates(
     rates: list[float] = []
     losses: list[float] = []
     smoothed = math.nan
-    for number, batch in zip(range(steps), _endless(loader), strict=False):
+    for number, batch in zip(range(steps), _endless_batches(loader), strict=False):
         rate = low * (high / low) ** (number / max(steps - 1, 1))
         trainer.optimizer.lr = rate
         loss = trainer.train_on(batch)
@@ -309,7 +309,7 @@ def _sweep_rates(
     return rates, losses
 
 
-def _endless(loader: Any) -> Iterator[Any]:
+def _endless_batches(loader: Any) -> Iterator[Any]:
     while True:
         yield from batches.batches_of("find_lr", loader)
 

@@ -18,6 +18,7 @@ from itertools import islice
 from typing import Any
 
 import weft as wf
+from weft.train.automatic import choose_strategy
 
 __all__ = ["STRATEGIES", "DataStrategy", "LocalStrategy", "SplitStrategy", "Strategy",
            "find_strategy", "no_average"]  # fmt: skip
@@ -292,17 +293,24 @@ def no_average(strategy: str) -> wf.UnsupportedError:
     )
 
 
-def find_strategy(wanted: str | Strategy | None) -> Strategy:
-    """The strategy of a name, or the one given; None is that of one process."""
+def find_strategy(
+    wanted: str | Strategy | None, optimizer: Any = None, whole: bool = False
+) -> Strategy:
+    """The strategy of a name, or the one given; None is that of one process.
+
+    For "auto" the optimiser says what is shared, and `whole` whether all of it must stay whole.
+    """
     if wanted is None:
         return Strategy()
     if isinstance(wanted, Strategy):
         return wanted
+    if wanted == "auto":
+        wanted = choose_strategy(optimizer, whole=whole)
     if wanted not in STRATEGIES:
         raise wf.ArgumentError(
             "train.Trainer",
             "there is no such strategy",
-            expected="None, one of " + ", ".join(STRATEGIES) + ", or a strategy of wf.train: "
+            expected="None, auto, one of " + ", ".join(STRATEGIES) + ", or a strategy of wf.train: "
             "PipelineStrategy(stages=2), LocalStrategy(every=8)",
             got={"strategy": wanted},
             fix='strategy="data"',

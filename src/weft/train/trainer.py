@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import weft as wf
+from weft.data.dataset import check_count
 from weft.optim import LBFGS, ExponentialMovingAverage, LossScale, schedules
 from weft.optim.precision import check_precision
 from weft.optim.states import named_tensors
@@ -55,10 +56,10 @@ class Trainer:
     `checkpoint_every` so many steps (else epochs) and `keep_last`, `seed`, `device` (the model is
     moved there, and batches go where it is), `strategy` for the processes of `weft launch`:
     "data" (each takes its part of a batch), "zero1" (and of the optimiser's state), "zero2" (and
-    of the gradients), "zero3" (and of the parameters) or a `PipelineStrategy`; with `recover` the
-    others go on after the loss of a process, and `distillation` lets it learn from another model
-    (`Distillation`). A subclass may define `objective` where the loss needs
-    more than that.
+    of the gradients), "zero3" (and of the parameters), "auto" (the one of these that fits and sends
+    least) or a `PipelineStrategy`; with `recover` the others go on after the loss of a process, and
+    `distillation` lets it learn from another model (`Distillation`). A subclass may define
+    `objective` where the loss needs more than that.
 
     >>> import weft as wf
     >>> wf.random.seed(0)
@@ -97,14 +98,16 @@ class Trainer:
         self.distillation = distillation
         self.model, self.loss_function = model, as_loss(loss)
         self.optimizer = _check_optimizer(optimizer)
-        self.strategy = find_strategy(strategy)
+        self.strategy = find_strategy(strategy, optimizer, whole=recover or ema is not None)
         if device is not None:
             self._move(device)
         self.metrics: list[Metric] = as_metrics(metrics)
         self._all_callbacks = [*callbacks, *([Progress()] if progress else [])]
         self.choose_callbacks()
-        self.accumulate = _positive("accumulate", accumulate)
-        self.checkpoint_every = checkpoint_every and _positive("checkpoint_every", checkpoint_every)
+        self.accumulate = check_count("train.Trainer", "accumulate", accumulate)
+        self.checkpoint_every = checkpoint_every and check_count(
+            "train.Trainer", "checkpoint_every", checkpoint_every
+        )
         self.checkpoint_folder = (
             None if checkpoint_folder is None else CheckpointFolder(checkpoint_folder, keep_last)
         )
@@ -578,18 +581,6 @@ class Trainer:
 
 def _slices(data: Any, batch_size: int) -> list[Any]:
     return [data[i : i + batch_size] for i in range(0, len(data), batch_size)]
-
-
-def _positive(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise wf.ArgumentError(
-            "train.Trainer",
-            f"{name} is not a number of things",
-            expected="an integer of at least 1",
-            got={name: value},
-            fix=f"{name}=1",
-        )
-    return value
 
 
 def _check_optimizer(optimizer: Any) -> Any:

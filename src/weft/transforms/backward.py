@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from weft.core.errors import ArgumentTypeError, GradientError, ShapeError
-from weft.ir.reverse import backpropagate, filled_like, reachable, recording
+from weft.ir.reverse import backpropagate, filled_like, reachable_nodes, recording
 from weft.ir.tape import Hook, Leaf
 from weft.ir.tensor import (
     Tensor,
@@ -79,7 +79,7 @@ def backward(
         raise _no_tape("backward", tensor)
     seed = _seed(tensor, gradient)
     keep = create_graph if retain_graph is None else retain_graph
-    order = reachable([tensor._node])
+    order = reachable_nodes([tensor._node])
     traced = grad_mode.enabled and isinstance(tensor._value, Traced)
     with recording(create_graph or traced):  # an outer tape may lie behind a trace
         seeds = [(tensor._node, seed)]

@@ -132,7 +132,7 @@ def _batch(
         ]
 
     batched = trace(run, [x.type for x in fronts])
-    results = apply_multiple(custom, *fronts, graph=batched.closed(), rule=batched_rule)
+    results = apply_multiple(custom, *fronts, graph=batched.closed_graph(), rule=batched_rule)
     return results, (0,) * len(results)
 
 
@@ -354,7 +354,7 @@ def _without_captures(closure: Closure, name: str) -> Graph:
     recorded = [x for x in closure.captured if x._node is not None and grad_mode.enabled]
     traced = [x for x in closure.captured if isinstance(x._value, Traced)]
     _check_closes_over_nothing(name.split("#")[0], [*recorded, *traced])
-    return closure.closed()
+    return closure.closed_graph()
 
 
 def _check_closes_over_nothing(name: str, found: Sequence[Tensor]) -> None:

@@ -75,7 +75,7 @@ def value_and_grad(
         for number in numbers:
             _check_argument(args[number])
         flat, tensors = flat_function("grad", f, args, kwargs, numbers, has_aux)
-        moving = _inexact(tensors)
+        moving = _inexact_positions(tensors)
         results, pullback = reverse.vjp(
             _of_moving_tensors(flat, tensors, moving), *[tensors[i] for i in moving]
         )
@@ -112,7 +112,7 @@ def _check_argument(argument: Any) -> None:
             check_differentiable("grad", as_tensor("grad", argument))
 
 
-def _inexact(tensors: Sequence[Tensor]) -> list[int]:
+def _inexact_positions(tensors: Sequence[Tensor]) -> list[int]:
     """The positions of the tensors that have derivatives."""
     return [i for i, tensor in enumerate(tensors) if tensor.dtype.is_inexact]
 
@@ -172,7 +172,7 @@ def vjp(
     """
     check_function("vjp", f)
     flat, tensors = flat_function("vjp", f, primals, has_aux=has_aux)
-    moving = _inexact(tensors)
+    moving = _inexact_positions(tensors)
     results, pull = reverse.vjp(
         _of_moving_tensors(flat, tensors, moving), *[tensors[i] for i in moving]
     )
@@ -341,7 +341,7 @@ def jacobian(
         number = argument_numbers("jacobian", argnums, len(args))
         _check_argument(args[number[0]])
         flat, tensors = flat_function("jacobian", f, args, kwargs, number)
-        moving = _inexact(tensors)
+        moving = _inexact_positions(tensors)
         xs = [tensors[i] for i in moving]
         rows_of = _reverse_rows if mode == "reverse" else _forward_rows
         rows = rows_of(_of_moving_tensors(flat, tensors, moving), xs)

@@ -101,7 +101,7 @@ class _Run:
         if self.outer is not None:
             self.outer.adopt(handle)
 
-    def process(
+    def process_primitive(
         self,
         primitive: Primitive,
         operands: tuple[Tensor, ...],
@@ -141,7 +141,7 @@ class _Run:
 
     def _process_outside(self, *call: Any) -> Any:
         """A call, processed as outside this run."""
-        process = compute if self.outer is None else self.outer.process
+        process = compute if self.outer is None else self.outer.process_primitive
         return self._run_outside(lambda: process(*call))
 
     def _run_outside(self, run: Callable[[], Result]) -> Result:

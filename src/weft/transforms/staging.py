@@ -181,7 +181,7 @@ class Builder(GraphTrace):
             if owner is not None:
                 if owner._value is not cell.value:
                     cell.original = owner._value
-                self._stand(owner, cell.value)
+                self._let_stand_for(owner, cell.value)
 
     def _restore(self) -> None:
         """Give handles from outside their old values back."""
@@ -197,7 +197,7 @@ class Builder(GraphTrace):
                 tensor._value, tensor._node = value, node
         self._replaced.clear()
 
-    def _stand(self, handle: Tensor, value: Any) -> None:
+    def _let_stand_for(self, handle: Tensor, value: Any) -> None:
         """Let a handle stand for a value of the graph; for other threads it is what it was."""
         if self._exits and is_concrete(handle._value):
             lift(handle)
@@ -221,11 +221,11 @@ class Builder(GraphTrace):
         value.variable = variable
         return wrap(value)
 
-    def process(
+    def process_primitive(
         self, primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any], types: Any
     ) -> Any:
         """See `Trace`."""
-        result = super().process(primitive, operands, params, types)
+        result = super().process_primitive(primitive, operands, params, types)
         node = self.nodes[-1]
         results = result if primitive.multiple else (result,)
         for variable in node.results:
@@ -244,7 +244,7 @@ class Builder(GraphTrace):
         cell = self._of_leaf(tensor)
         if cell is not None:
             value = cell.value
-            self._stand(tensor, value)  # what the tape keeps must be the cell, too
+            self._let_stand_for(tensor, value)  # what the tape keeps must be the cell, too
         elif tensor._node is not None and is_concrete(value):
             value = self._repeat_from_cells(tensor)._value
         if isinstance(value, Staged):
@@ -270,7 +270,7 @@ class Builder(GraphTrace):
         """
         self._replaced.append((tensor, tensor._value, tensor._node))
         staged = self._repeat(tensor._node, tensor)
-        self._stand(tensor, staged._value)
+        self._let_stand_for(tensor, staged._value)
         tensor._node = staged._node
         return tensor
 
@@ -369,7 +369,7 @@ class Builder(GraphTrace):
         cell = Cell(variable, initial, name, "variable", trainable)
         cell.handle, cell.value, cell.began = handle, value, handle._value
         self._by_handle[id(handle)] = cell
-        self._stand(handle, value)
+        self._let_stand_for(handle, value)
         self._keep(cell)
         return cell
 
@@ -383,7 +383,7 @@ class Builder(GraphTrace):
         operands = tuple(read)
         types = tuple([result.type for result in node.results])
         multiple = node.primitive.multiple
-        results = self.process(
+        results = self.process_primitive(
             node.primitive, operands, node.params, types if multiple else types[0]
         )
         inexact = any(kind.dtype.is_inexact for kind in types)
@@ -440,7 +440,7 @@ class Builder(GraphTrace):
     def marked(self, value: Tensor) -> Tensor:
         """A node of its own whose result is a value: a cell's next one, or a named constant."""
         stopped = PRIMITIVES["stop_gradient"]
-        result: Tensor = self.process(stopped, (value,), {}, value.type)
+        result: Tensor = self.process_primitive(stopped, (value,), {}, value.type)
         return wrap(result._value)
 
     def identity(self, value: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from weft.core.errors import GradientError
-from weft.ir.reverse import backpropagate, filled_like, reachable, recording
+from weft.ir.reverse import backpropagate, filled_like, reachable_nodes, recording
 from weft.ir.tensor import Tensor
 from weft.ops.operands import as_tensor
 
@@ -62,7 +62,7 @@ def gradients(ys: Any, xs: Any, grad_ys: Any = None) -> list[Tensor | None]:
 
 def _nodes_leading_to(roots: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
     """The nodes behind the roots that lead to a target, latest first."""
-    nodes = reachable(roots)
+    nodes = reachable_nodes(roots)
     live = set(targets)
     for node in reversed(nodes):
         if any(parent in live for parent in node.parents):

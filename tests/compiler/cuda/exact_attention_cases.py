@@ -34,9 +34,10 @@ EXACT: Cases = {
     "several tiles, causal, shared keys": (
         attend("float32", causal=True), (1, 2, 35, 8), (1, 1, 35, 8),
     ),
-    "a mask, a long head": (attend("float32", _seen), (1, 1, 9, 20), (1, 1, 18, 20)),
+    "a mask, a long head": (attend("float32", _seen), (1, 1, 17, 20), (1, 1, 18, 20)),
     "numbers that are added, aligned at the end": (
-        attend("float32", _numbers_to_add, causal=True, aligned="end"), (2, 1, 3, 4), (2, 1, 8, 4),
+        attend("float32", _numbers_to_add, causal=True, aligned="end"), (2, 1, 16, 4),
+        (2, 1, 19, 4),
     ),
 }  # fmt: skip
 """Programs and the shapes of queries and of keys."""
@@ -48,7 +49,8 @@ LARGE: Cases = {
         attend("float32", _numbers_to_add, causal=True), (1, 2, 200, 32), (1, 2, 200, 32),
     ),
     "a long cache": (
-        attend("float32", lambda b, h, q, k: wf.arange(k) < 1500), (2, 8, 1, 64), (2, 2, 2048, 64),
+        attend("float32", lambda b, h, q, k: wf.arange(k) < 1500), (2, 8, 16, 64),
+        (2, 2, 2048, 64),
     ),
 }  # fmt: skip
 """Sizes that take too long where there is no card."""

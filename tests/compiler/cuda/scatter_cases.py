@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import weft as wf
+from weft.optim.rows import summed_by_row
 
 Array = np.ndarray[Any, Any]
 
@@ -92,6 +93,14 @@ def _embedding_gradient(count: int) -> tuple[Any, ...]:
     return program, _whole(13, 6), _draw(count, 13).reshape(2, -1), _whole(2, count // 2, 6)
 
 
+def _gradients_of_rows(count: int) -> tuple[Any, ...]:
+    return summed_by_row, _draw(count, 40), _whole(count, 3)
+
+
+def _where_elements_go(count: int) -> tuple[Any, ...]:
+    return lambda x: wf.argsort(wf.argsort(x, descending=True)), _whole(count)
+
+
 def _matrix_of_its_diagonal(count: int) -> tuple[Any, ...]:
     return wf.diag, _whole(count)
 
@@ -122,6 +131,8 @@ SCATTERS: dict[str, Callable[[int], tuple[Any, ...]]] = {
     "products": _reductions("prod", "float32"),
     "places of two indices": _places_of_two_indices,
     "the gradient of an embedding": _embedding_gradient,
+    "gradients of rows": _gradients_of_rows,
+    "where elements go": _where_elements_go,
     "a matrix of its diagonal": _matrix_of_its_diagonal,
     "two tables with the same indices": _two_tables,
 }

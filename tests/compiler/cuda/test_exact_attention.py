@@ -41,10 +41,11 @@ def test_attention_of_float32_is_the_processors_with_its_gradients(
 @pytest.mark.parametrize(
     ("shape", "dtype", "options"),
     [
-        ((1, 2, 9, 6), "float32", {}),
-        ((1, 2, 9, 132), "float32", {}),
-        ((1, 2, 9, 8), "float64", {}),
-        ((1, 2, 9, 8), "float32", {"dropout": 0.5}),
+        ((1, 2, 19, 6), "float32", {}),
+        ((1, 2, 19, 132), "float32", {}),
+        ((1, 2, 19, 8), "float64", {}),
+        ((1, 2, 15, 8), "float32", {}),
+        ((1, 2, 19, 8), "float32", {"dropout": 0.5}),
     ],
 )
 def test_other_attention_is_made_of_products(
@@ -58,13 +59,20 @@ def test_other_attention_is_made_of_products(
     assert all(launch.name != "exact attention" for launch in plan.launches)
 
 
+def test_tensor_cores_make_attention_where_float32_may_be_rounded() -> None:
+    graph = wf.ir.trace(wf.scaled_dot_product_attention, *[wf.spec("float32", (1, 2, 19, 8))] * 3)
+    with wf.settings.changed(float32_products="tfloat32"):
+        plan = plan_program(graph, CUDA)
+    assert "exact attention" not in [launch.name for launch in plan.launches]
+
+
 @pytest.mark.slow
 def test_a_row_of_the_lowest_numbers_sees_all_keys_alike(card: HostCard) -> None:
-    x = np.random.default_rng(0).normal(size=(1, 1, 5, 4)).astype(np.float32)
-    mask = np.full((5, 5), np.finfo(np.float32).min)
+    x = np.random.default_rng(0).normal(size=(1, 1, 16, 4)).astype(np.float32)
+    mask = np.full((16, 16), np.finfo(np.float32).min)
     attend = wf.jit(lambda x, mask: wf.scaled_dot_product_attention(x, x, x, mask))
     found = attend(*[wf.asarray(each).to("cuda") for each in (x, mask)]).numpy()
-    np.testing.assert_allclose(found[0, 0], [x.mean(axis=2)[0, 0]] * 5, rtol=1e-5)
+    np.testing.assert_allclose(found[0, 0], [x.mean(axis=2)[0, 0]] * 16, rtol=1e-5)
 
 
 @pytest.mark.slow

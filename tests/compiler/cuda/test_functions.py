@@ -8,7 +8,6 @@ beside the operands, or the next primitive refuses it.
 from __future__ import annotations
 
 import inspect
-import os
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -133,10 +132,7 @@ def walk(name: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    os.environ.get("HYPOTHESIS_PROFILE") != "nightly",
-    reason="the interpreter takes minutes for all functions: in `make nightly`",
-)
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "Tensor.cpu"])
 def test_a_function_gives_on_a_card_what_it_gives_on_the_processor(
     card: HostCard, name: str

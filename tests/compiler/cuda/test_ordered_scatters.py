@@ -26,6 +26,7 @@ from weft.compiler.targets.cuda.ordered_scatters import (
 )
 from weft.compiler.targets.cuda.target import CUDA
 from weft.core.dtypes import float32, float64, int32
+from weft.optim.rows import summed_by_row
 
 KERNELS = (chunk_kernel, crossing_kernel, last_kernel)
 
@@ -73,6 +74,23 @@ def test_scatters_with_the_same_indices_share_a_sort() -> None:
     names = [launch.name for launch in plan_program(graph, CUDA).launches]
     assert names.count("argsort") == 1
     assert names.count("ordered scatter") == 2
+
+
+def test_gradients_of_rows_are_summed_with_one_sort() -> None:
+    kinds = wf.spec("int64", (500,)), wf.spec("float32", (500, 4))
+    plan = plan_program(wf.ir.trace(summed_by_row, *kinds), CUDA)
+    names = [launch.name for launch in plan.launches]
+    assert names.count("argsort") == 1
+    assert {"ordered scatter", "ordered scatter_add"} <= set(names)
+
+
+def test_a_running_sum_that_may_fall_is_sorted() -> None:
+    def add(steps: wf.Tensor, updates: wf.Tensor) -> wf.Tensor:
+        return wf.segment_sum(updates, wf.cumulative_sum(steps), 500)
+
+    kinds = wf.spec("int64", (500,)), wf.spec("float32", (500, 4))
+    names = [launch.name for launch in plan_program(wf.ir.trace(add, *kinds), CUDA).launches]
+    assert names.count("argsort") == 1
 
 
 def test_the_places_of_a_lookup_are_checked_once() -> None:

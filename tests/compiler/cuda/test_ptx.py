@@ -64,7 +64,9 @@ def test_the_kernels_of_every_primitives_samples_assemble(tmp_path: Path) -> Non
     every = [kernel for _, kernel in sample_kernels().values()]
     assert len(every) > 500
     batches = [every[start : start + BATCH] for start in range(0, len(every), BATCH)]
-    assert assembled(batches, tmp_path) == len(every)
+    # the text is the same for both processors; what a newer one takes otherwise is in few of them
+    assert assembled(batches, tmp_path, PROCESSORS[:1]) == len(every)
+    assert assembled([every[::8]], tmp_path, PROCESSORS[1:]) == len(every[::8])
 
 
 def every_instruction() -> list[Kernel]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from weft.compiler.export.layout import Blob, Layout
 from weft.compiler.export.program import ExportedProgram
 from weft.compiler.export.sections import Section
-from weft.compiler.export.sizes import SizeRange
-from weft.compiler.export.writers import Needs, Writer
-from weft.compiler.plan.launch import Launch, Value
-from weft.core.shapes import is_static
+from weft.compiler.export.sizes import LargestSizes
+from weft.compiler.export.work_space import AmountWriter
+from weft.compiler.export.writers import Needs, Operand, ThreadedWriter, Writer
+from weft.compiler.plan.launch import Value
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,14 @@ class Addresses:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """Where the memory of the plan is, and scratch memory."""
+
+    plan: str
+    scratch: str
+
+
+@dataclass(frozen=True)
 class Bodies:
     """Writes what the functions of a program do."""
 
@@ -35,19 +44,20 @@ class Bodies:
     needs: Needs
 
     def _section(
-        self, out: Writer, at: Addresses, bound: Mapping[Value, str], sizes: SizeRange
-    ) -> Section:
+        self, out: Writer, at: Addresses, bound: Mapping[Value, str], amounts: AmountWriter,
+        memory: Memory,
+    ) -> Section:  # fmt: skip
         """What writes the program's own plan; weights are bound in it."""
-        inputs = self.layout.plan.graph.inputs
-        weights: dict[Value, str] = {
-            inputs[w.port.position]: at.weights[w.port.name] for w in self.program.weights
+        layout, plan = self.layout, self.layout.plan
+        values: dict[Value, str] = {
+            plan.graph.inputs[w.port.position]: at.weights[w.port.name]
+            for w in self.program.weights
         }
-        memory, scratch = (
-            out.place(at.model, offset) for offset in (self.layout.arena, self.layout.scratch)
-        )
-        plan = self.layout.plan
-        values = {**weights, **bound}
-        return Section(out, self.needs, plan, values, memory, (scratch, 0), at.error, sizes)
+        kept = {slot: out.place(at.model, offset) for slot, offset in layout.kept_places.items()}
+        return Section(
+            out, self.needs, plan, {**values, **bound}, memory.plan, (memory.scratch, 0),
+            at.error, layout.space, amounts, kept,
+        )  # fmt: skip
 
     def _check_sizes(self, out: Writer) -> None:
         """Give a status where a size is not one that the program was made for."""
@@ -58,26 +68,44 @@ class Bodies:
 
     def prepare(self, out: Writer, at: Addresses) -> None:
         """What is made of weights alone, once for an instance."""
-        self._section(out, at, {}, self.layout.sizes).run(self._preparing_launches(of_sizes=False))
+        layout, needs = self.layout, self.needs
+        for_runs, needs.scratch = needs.scratch, needs.scratch * 0
+        amounts = AmountWriter(out, LargestSizes(layout.sizes.largest))
+        section = self._section(out, at, {}, amounts, self._instance_memory(out, at))
+        section.run(layout.launches_once)
+        needs.scratch, needs.preparing_scratch = for_runs, int(needs.scratch.max())
 
-    def _preparing_launches(self, of_sizes: bool) -> list[Launch]:
-        """The launches that need no inputs, whose values have sizes of the run, or known ones."""
-        plan = self.layout.plan
-        return [
-            launch
-            for launch in plan.launches[: plan.once]
-            if of_sizes != self._is_of_known_sizes(launch)
-        ]
+    def _instance_memory(self, out: Writer, at: Addresses) -> Memory:
+        """The memory that is part of an instance."""
+        return Memory(out.place(at.model, self.layout.arena), out.place(at.model, self.layout.end))
 
-    def _is_of_known_sizes(self, launch: Launch) -> bool:
-        """Whether a launch is the same for all choices of sizes."""
-        samples = self.layout.sizes.samples
-        return all(is_static(value.type.shape) for value in launch.values) and all(
-            part.numbers(at) == part.numbers(samples[0])
-            and part.extent(at) == part.extent(samples[0])
-            for part in launch.parts()
-            for at in samples[1:]
-        )
+    def _run_memory(self, out: Writer, amounts: AmountWriter) -> Memory:
+        """The memory of a run that has chosen its sizes: work space that holds it, or a status."""
+        refused = self.needs.message("there is no memory for a run of these sizes")
+        for amount in self.layout.space.every_amount():
+            amounts.write(amount)
+        peak, own, needed = self._bytes_needed(out, amounts)
+        work = out.work_space(needed)
+        with out.when(out.is_missing(work)):
+            out.give(refused)
+        scratch = out.place(work, peak)
+        if self.layout.threads > 1:
+            cast(ThreadedWriter, out).place_workers(scratch, own)
+        return Memory(work, scratch)
+
+    def bytes_of_run(self, out: Writer) -> Operand:
+        """The bytes of work space for a run of some sizes; none are given where it is refused."""
+        for name, most in self.layout.sizes.largest.items():
+            with out.when(out.test("uge", out.sub(out.size(name), 1), most)):
+                out.give(0)
+        return self._bytes_needed(out, AmountWriter(out, self.layout.sizes))[-1]
+
+    def _bytes_needed(self, out: Writer, amounts: AmountWriter) -> tuple[Operand, Operand, Operand]:
+        """The bytes of the plan's memory, of scratch memory of one thread, and of all."""
+        layout = self.layout
+        peak, own = amounts.write(layout.space.peak), out.scratch_bytes(layout.sizes)
+        shared = own if layout.threads == 1 else out.mul(own, layout.threads)
+        return peak, own, out.add(peak, shared)
 
     def reset(self, out: Writer, at: Addresses) -> None:
         """The state as it is at first."""
@@ -99,13 +127,19 @@ class Bodies:
         for state, pointer in zip(program.states, states, strict=True):
             if state.read is not None:
                 bound[plan.graph.inputs[state.read]] = pointer
-        section = self._section(out, at, bound, layout.sizes)
+        amounts = AmountWriter(out, layout.sizes)
+        memory = (
+            self._run_memory(out, amounts)
+            if layout.has_work_space
+            else self._instance_memory(out, at)
+        )
+        section = self._section(out, at, bound, amounts, memory)
         targets = {port.position: at.ports[port.name] for port in program.outputs}
         for state, pointer in zip(program.states, states, strict=True):
             new = layout.new_places.get(state.port.position)
             targets[state.port.position] = pointer if new is None else out.place(at.model, new)
         copied = section.bind_outputs([targets[n] for n in range(len(plan.graph.outputs))])
-        section.run(self._preparing_launches(of_sizes=True))
+        section.run(layout.launches_before_run)
         section.run(plan.launches[plan.once :])
         section.copy_outputs(copied)
         for state, pointer in zip(program.states, states, strict=True):

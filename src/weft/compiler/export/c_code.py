@@ -23,8 +23,9 @@ from weft.compiler.export.c_kernels import (
     kernel_parameters,
     number_text,
 )
-from weft.compiler.export.layout import Blob, Layout
+from weft.compiler.export.layout import Blob, Footprint, Layout, footprint
 from weft.compiler.export.program import ExportedProgram, Port, size_name
+from weft.compiler.export.sizes import SizeRange
 from weft.compiler.export.writers import Needs, Operand
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.limits import Limits
@@ -46,7 +47,7 @@ struct $name {
     const unsigned char *weights;
     void *whole;
     int32_t error;
-};
+$fields};
 
 $declared
 $constants
@@ -62,18 +63,7 @@ void ${name}_reset($name *model)
 $reset    (void)own_memory;
 }
 
-$name *${name}_init(void *given$more)
-{
-    $name *model = given;
-    unsigned char *own_memory = given;
-    int32_t *own_error = &model->error;
-    model->weights = $weights;
-    *own_error = 0;
-$prepare    (void)own_memory;
-    ${name}_reset(model);
-    return model;
-}
-$heap
+$init
 int ${name}_run($parameters)
 {
     unsigned char *own_memory = (unsigned char *)model;
@@ -99,23 +89,99 @@ void *${name}_state($name *model, int index)
 }
 $data""")
 
+_INIT = Template("""\
+$kind$name *$init(void *given$more)
+{
+    $name *model = given;
+    unsigned char *own_memory = given;
+    int32_t *own_error = &model->error;
+    model->weights = $weights;
+    *own_error = 0;
+$begin$prepare    (void)own_memory;
+    ${name}_reset(model);
+    return model;
+}
+""")
+
 _HEAP = Template("""
 $name *${name}_create($parameter)
 {
-    void *whole = malloc(${upper}_MEMORY + ${upper}_ALIGNMENT);
+    void *whole = malloc($bytes + ${upper}_ALIGNMENT);
     if (!whole)
         return NULL;
-    uintptr_t first = (uintptr_t)whole + ${upper}_ALIGNMENT - 1;
-    $name *model = ${name}_init((void *)(first - first % ${upper}_ALIGNMENT)$argument);
+    $name *model = $init(aligned_memory(whole)$argument);
     model->whole = whole;
     return model;
 }
 
 void ${name}_destroy($name *model)
 {
-    if (model)
-        free(model->whole);
+    if (!model)
+        return;
+$grown    free(model->whole);
 }
+""")
+
+_ALIGNED = Template("""
+static void *aligned_memory(void *whole)
+{
+    uintptr_t first = (uintptr_t)whole + ${upper}_ALIGNMENT - 1;
+    return (void *)(first - first % ${upper}_ALIGNMENT);
+}
+""")
+
+_FIELDS = """\
+    void *grown;
+    unsigned char *work; /* the memory of a run, which its sizes tell */
+    size_t held;
+"""
+
+_BEGIN = Template("""\
+    model->whole = model->grown = NULL;
+    model->work = own_memory + $end;
+    model->held = bytes - $end;
+""")
+
+_SIZED = Template("""
+$name *${name}_init(void *memory$more)
+{
+    return own_init(memory, ${upper}_MEMORY$argument);
+}
+
+$name *${name}_init_in(void *memory, size_t bytes$more)
+{
+    return bytes < ${upper}_INSTANCE ? NULL : own_init(memory, bytes$argument);
+}
+
+/* The scratch memory of a run. */
+static int64_t own_scratch($sizes)
+{
+$scratch}
+
+size_t ${name}_workspace($sizes)
+{
+$workspace}
+
+/* The work space, once it holds so many bytes; NULL where it cannot. */
+static unsigned char *own_work($name *model, int64_t needed)
+{
+    if (model->held >= (size_t)needed)
+        return model->work;
+$grow}
+""")
+
+_GROW = Template("""\
+    if (!model->whole)
+        return NULL; /* the caller's memory stays as it is */
+    free(model->grown);
+    /* by half as much again, so that sizes which grow by one do not ask each time */
+    size_t most = $most, half = model->held + model->held / 2, bytes = (size_t)needed;
+    half = half < most ? half : most;
+    bytes = bytes > half ? bytes : half;
+    model->grown = malloc(bytes + ${upper}_ALIGNMENT);
+    model->held = model->grown ? bytes : 0;
+    model->work = model->grown ? aligned_memory(model->grown) : NULL;
+    return model->work;
 """)
 
 _TESTS = {"slt": "<", "eq": "==", "ne": "!=", "uge": ">="}
@@ -154,11 +220,14 @@ class SourceWriter:
     def __init__(self, needs: Needs) -> None:
         self.needs, self.lines = needs, list[str]()
         self.indent, self.count, self.scratch = 1, 0, "own_memory"
+        self.held = 0
+        """How many numbers are held."""
 
     @property
     def text(self) -> str:
         """The lines of the body."""
-        return "".join(f"{line}\n" for line in self.lines)
+        held = [f"    int64_t own_amounts[{self.held}];"] if self.held else []
+        return "".join(f"{line}\n" for line in (*held, *self.lines))
 
     def put(self, line: str) -> None:
         """Write a line."""
@@ -219,6 +288,26 @@ class SourceWriter:
     def look_up(self, table: Sequence[int], place: Operand) -> str:
         """See `Writer`."""
         return f"{self.needs.table(table)}[{place}]"
+
+    def hold(self, number: Operand) -> Operand:
+        """See `Writer`."""
+        self.put(f"own_amounts[{self.held}] = {number};")
+        self.held += 1
+        return f"own_amounts[{self.held - 1}]"
+
+    def work_space(self, needed: Operand) -> str:
+        """See `Writer`."""
+        name = self.fresh("p")
+        self.put(f"unsigned char *{name} = own_work(model, {needed});")
+        return name
+
+    def scratch_bytes(self, sizes: SizeRange) -> str:
+        """See `Writer`."""
+        return f"own_scratch({', '.join(map(size_name, sizes.names))})"
+
+    def is_missing(self, pointer: str) -> str:
+        """See `Writer`."""
+        return f"!{pointer}"
 
     def copy(self, target: str, source: str, count: Operand) -> None:
         """See `Writer`."""
@@ -304,7 +393,7 @@ class SourceFile:
     """A program in C, and how much memory an instance needs."""
 
     text: str
-    memory: int
+    memory: Footprint
     messages: tuple[str, ...]
 
 
@@ -324,38 +413,85 @@ def source_file(
     kernels = [c_function(each, kernel, helpers) for each, kernel in needs.kernels.values()]
     words = {"name": name, "upper": name.upper()}
     shipped = blob.arrays if inside else ()
+    memory = footprint(layout, needs)
+    beginning = _instance_functions(words, bodies, memory, prepare.text, inside=inside, heap=heap)
     text = _FILE.substitute(
         words,
         declared="\n".join(
             f"{_declaration(_weight_name(port), value)};" for port, value in shipped
         ),
-        constants="\n".join(
-            _array(each, np.asarray(literal.value))
-            for each, literal in dict(needs.constants.values()).items()
-        )
-        + "".join(
-            f"\nstatic const int64_t {table}[] = {{{', '.join(map(str, numbers))}}};"
-            for numbers, table in needs.tables.items()
-        ),
+        fields=_FIELDS if layout.has_work_space else "",
+        constants=_constants(needs),
         helpers="".join(f"{helper_text(each, DTYPES)}\n\n" for each in sorted(helpers)),
         kernels="".join(f"{each}\n\n" for each in kernels),
         reset=reset.text,
-        more="" if inside else ", const void *weights",
-        weights="NULL" if inside else "weights",
-        prepare=prepare.text,
-        heap=_heap(words, inside) if heap else "",
+        init=beginning,
         parameters=parameters,
         run=run.text,
         messages="".join(f"        {_string_literal(each)},\n" for each in needs.messages),
         places=", ".join(map(str, layout.states)) or "0",
         data="".join(f"\n{_array(_weight_name(port), value)}\n" for port, value in shipped),
     )
-    return SourceFile(text, layout.scratch + needs.scratch, tuple(needs.messages))
+    return SourceFile(text, memory, tuple(needs.messages))
 
 
-def _heap(words: Mapping[str, str], inside: bool) -> str:
-    parameter, argument = ("void", "") if inside else ("const void *weights", ", weights")
-    return _HEAP.substitute(words, parameter=parameter, argument=argument)
+def _constants(needs: Needs) -> str:
+    arrays = [
+        _array(each, np.asarray(literal.value))
+        for each, literal in dict(needs.constants.values()).items()
+    ]
+    tables = [
+        f"static const int64_t {table}[] = {{{', '.join(map(str, numbers))}}};"
+        for numbers, table in needs.tables.items()
+    ]
+    return "\n".join([*arrays, *tables])
+
+
+def _instance_functions(
+    words: Mapping[str, str], bodies: Bodies, memory: Footprint, prepare: str,
+    *, inside: bool, heap: bool,
+) -> str:  # fmt: skip
+    """The functions that make instances, and what tells how much memory a run needs."""
+    layout = bodies.layout
+    more, argument = ("", "") if inside else (", const void *weights", ", weights")
+    is_sized = layout.has_work_space
+    text = _ALIGNED.substitute(words) if heap else ""
+    text += _INIT.substitute(
+        words,
+        kind="static " if is_sized else "",
+        init="own_init" if is_sized else f"{words['name']}_init",
+        more=f", size_t bytes{more}" if is_sized else more,
+        weights="NULL" if inside else "weights",
+        begin=_BEGIN.substitute(end=layout.end) if is_sized else "",
+        prepare=prepare,
+    )
+    if is_sized:
+        scratch, workspace = SourceWriter(bodies.needs), SourceWriter(bodies.needs)
+        bytes_of_kernels = memory.scratch.write(scratch)
+        if isinstance(bytes_of_kernels, int):
+            for each in layout.sizes.names:
+                scratch.put(f"(void){size_name(each)};")
+        scratch.give(bytes_of_kernels)
+        workspace.give(f"(size_t){bodies.bytes_of_run(workspace)}")
+        sizes = ", ".join(f"int64_t {size_name(each)}" for each in layout.sizes.names)
+        grow = (
+            _GROW.substitute(words, most=int(memory.work.max())) if heap else "    return NULL;\n"
+        )
+        text += _SIZED.substitute(
+            words, more=more, argument=argument, sizes=sizes, scratch=scratch.text,
+            workspace=workspace.text, grow=grow,
+        )  # fmt: skip
+    if heap:
+        upper = words["upper"]
+        text += _HEAP.substitute(
+            words,
+            parameter="void" if inside else "const void *weights",
+            bytes=f"{upper}_INSTANCE" if is_sized else f"{upper}_MEMORY",
+            init="own_init" if is_sized else f"{words['name']}_init",
+            argument=f", {upper}_INSTANCE{argument}" if is_sized else argument,
+            grown="    free(model->grown);\n" if is_sized else "",
+        )
+    return text
 
 
 def _addresses(program: ExportedProgram, blob: Blob, inside: bool) -> Addresses:

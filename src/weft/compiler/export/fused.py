@@ -28,7 +28,12 @@ def with_own_fma(text: str) -> str:
     if not forms:
         return text
     text = _CALLED.sub(lambda m: f"@own_fma.{m[1] or ''}{m[3]}(", _DECLARED.sub("", text))
-    made = [_single(width) if kind == "f32" else _double(width) for width, kind in forms]
+    made = [
+        _single_precision_product_sum(width)
+        if kind == "f32"
+        else _double_precision_product_sum(width)
+        for width, kind in forms
+    ]
     declared = sorted({each for function in made for each in function.declared})
     missing = [each for each in declared if each not in text]
     return "\n".join([*missing, text, *[function.definition for function in made]])
@@ -49,7 +54,7 @@ def _kinds(width: int) -> tuple[str, str, str]:
     return double, bits, truth
 
 
-def _single(width: int) -> IRBuilder:
+def _single_precision_product_sum(width: int) -> IRBuilder:
     out = _begin(width, "float", "f32")
     double, bits, truth = _kinds(width)
     a, b, c = (out.convert("fpext", each, double) for each in ("%a", "%b", "%c"))
@@ -73,7 +78,7 @@ def _single(width: int) -> IRBuilder:
     return out
 
 
-def _double(width: int) -> IRBuilder:
+def _double_precision_product_sum(width: int) -> IRBuilder:
     out = _begin(width, "double", "f64")
     double, _, truth = _kinds(width)
 

@@ -28,15 +28,15 @@ extern "C" {
 
 typedef struct $name $name;
 
-#define ${upper}_MEMORY ${memory}u /* bytes of an instance */
-#define ${upper}_ALIGNMENT 64u /* what its address is a multiple of */
+#define ${upper}_MEMORY ${memory}u /* bytes of an instance$whole */
+$instance#define ${upper}_ALIGNMENT 64u /* what its address is a multiple of */
 $most$beside
 /* The bytes of an instance: ${upper}_MEMORY. */
 size_t ${name}_memory(void);
 
 /* An instance in ${upper}_MEMORY bytes that the caller has, and keeps.$told */
 $name *${name}_init(void *memory$more);
-$heap
+$work$heap
 /* One run: 0, or a status. Inputs and outputs must not overlap. After an error the
  * outputs and the state are not to be used: call ${name}_reset.
 $sizes$ports */
@@ -72,8 +72,21 @@ _BESIDE = Template("""\
 #define ${upper}_WEIGHTS_OFFSET ${offset}u /* where the weights begin in it */
 """)
 
+_INSTANCE = Template("""\
+#define ${upper}_INSTANCE ${instance}u /* bytes of one without work space */
+""")
+
+_WORK = Template("""
+/* The bytes of work space that a run of these sizes takes; 0 for sizes that it refuses. */
+size_t ${name}_workspace($sizes);
+
+/* An instance in so many bytes that the caller has, and keeps: ${upper}_INSTANCE, and work
+ * space for the largest run. A run that needs more gives a status. NULL for less.$told */
+$name *${name}_init_in(void *memory, size_t bytes$more);
+""")
+
 _HEAP = Template("""
-/* An instance in memory from malloc; NULL where there is none.$told */
+/* An instance in memory from malloc; NULL where there is none.$grows$told */
 $name *${name}_create($weights);
 
 /* Give the memory of such an instance back. */
@@ -89,7 +102,9 @@ class Interface:
     program: ExportedProgram
     target: str
     memory: int
-    """The bytes of an instance."""
+    """The bytes of an instance, with memory for every run."""
+    instance: int
+    """Those of one without work space."""
     heap: bool
     weights_file: str
     """The file beside the code that holds the weights; empty where they are inside."""
@@ -124,7 +139,15 @@ def header_text(about: Interface) -> str:
     lines = [f" *   in   {port_line(port)}\n" for port in about.program.inputs]
     lines += [f" *   out  {port_line(port)}\n" for port in about.program.outputs]
     file = {"file": about.weights_file, "offset": str(about.weights_offset)}
-    heap = _HEAP.substitute(words, told=told, weights=weights or "void")
+    is_sized = bool(about.program.sizes.largest)
+    grows = (
+        "\n * A run asks for the work space that its sizes take, where it has less."
+        if is_sized
+        else ""
+    )
+    heap = _HEAP.substitute(words, told=told, weights=weights or "void", grows=grows)
+    more = f", {weights}" if weights else ""
+    sizes = ", ".join(f"int64_t {size_name(each)}" for each in about.program.sizes.names)
     return _HEADER.substitute(
         words,
         target=about.target,
@@ -135,7 +158,10 @@ def header_text(about: Interface) -> str:
         memory=about.memory,
         beside=_BESIDE.substitute(words, **file) if weights else "",
         told=told,
-        more=f", {weights}" if weights else "",
+        more=more,
+        whole=", with work space for every run" if is_sized else "",
+        instance=_INSTANCE.substitute(words, instance=about.instance) if is_sized else "",
+        work=_WORK.substitute(words, more=more, told=told, sizes=sizes) if is_sized else "",
         heap=heap if about.heap else "",
         ports="".join(lines),
         most="".join(
@@ -146,7 +172,7 @@ def header_text(about: Interface) -> str:
             f" *   size {name}: from 1 to {most}, of each run; any other gives a status\n"
             for name, most in about.program.sizes.largest.items()
         ),
-        varying="; -1: a size of the run, with bytes for the largest"
+        varying="; -1: a size of the run, with bytes at most"
         if about.program.sizes.largest
         else "",
         parameters=run_parameters(about.name, about.program),

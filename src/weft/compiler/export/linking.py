@@ -26,7 +26,7 @@ def runs_here(platform: Platform) -> bool:
     """Whether this machine runs the programs of a platform."""
     here, there = (triple.split("-") for triple in (host().triple, platform.triple))
     same_system = ("linux" in here) == ("linux" in there) and "windows" not in there
-    return here[0] == there[0] and same_system and all(map(host().has, platform.has))
+    return here[0] == there[0] and same_system and all(map(host().has_feature, platform.has))
 
 
 def c_compiler(platform: Platform) -> list[str] | None:
@@ -115,14 +115,16 @@ def runner(platform: Platform, target: str) -> list[str]:
         return []
     found = next((path for name in platform.emulators if (path := shutil.which(name))), None)
     is_level = platform.triple.startswith("x86_64")
-    if found is None or (is_level and platform.has >= {"avx512f"}):
+    if found is None:
         raise UnsupportedError(
             "export",
             f"programs for {target} cannot be run here",
-            expected="the machine itself, or an emulator: "
-            + (", ".join(platform.emulators) or "-"),
+            expected="the machine itself"
+            + "".join(f", or the emulator {each}" for each in platform.emulators[:1]),
             got={"target": target},
-            fix="check it on another machine, or install qemu-user-static",
+            fix=f"install {platform.emulators[0]}"
+            if platform.emulators
+            else "build main.c with the library there, and run it",
         )
     return [found, "-cpu", "max"] if is_level else [found]
 
@@ -133,9 +135,20 @@ def run_program(command: Sequence[str], folder: Path) -> None:
 
 
 def _run(command: Sequence[str], target: str, folder: Path | None = None) -> None:
-    done = subprocess.run(
-        list(command), cwd=folder, capture_output=True, text=True, timeout=LIMIT, check=False
-    )
+    try:
+        done = subprocess.run(
+            list(command), cwd=folder, capture_output=True, text=True, timeout=LIMIT, check=False
+        )
+    except (subprocess.TimeoutExpired, OSError) as error:
+        is_late = isinstance(error, subprocess.TimeoutExpired)
+        raise UnsupportedError(
+            "export",
+            f"{Path(command[0]).name} "
+            + (f"did not end within {LIMIT} seconds" if is_late else f"could not be run: {error}"),
+            expected=f"a command for {target} that ends well",
+            got={"command": " ".join(command)[:400]},
+            fix="run the command by hand to see what it waits for",
+        ) from None
     if done.returncode:
         said = (done.stderr or done.stdout).strip()[-2000:]
         raise UnsupportedError(

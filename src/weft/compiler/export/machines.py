@@ -9,6 +9,7 @@ from __future__ import annotations
 from weft.compiler.targets.cpu.machine import LEVELS, host, machine_of
 from weft.compiler.targets.llvm.machine import Machine
 from weft.core.errors import ArgumentError
+from weft.core.names import nearest_name
 from weft.core.records import frozen
 
 HOST = "host"
@@ -43,9 +44,11 @@ class Platform:
 
 
 def _x86(level: str) -> Platform:
+    # qemu has no registers of 512 bits
+    emulators = () if level == "x86-64-v4" else ("qemu-x86_64-static", "qemu-x86_64")
     return Platform(
         "x86_64-unknown-linux-gnu", level, LEVELS[level], compilers=("x86_64-linux-gnu-gcc",),
-        zig="x86_64-linux-gnu", emulators=("qemu-x86_64-static", "qemu-x86_64"),
+        zig="x86_64-linux-gnu", emulators=emulators,
     )  # fmt: skip
 
 
@@ -84,6 +87,18 @@ PLATFORMS: dict[str, Platform] = {
 """The machines by name, for those whose code is made for them and not for this one."""
 
 
+_OTHER_WORDS = {
+    "mac": "aarch64-macos", "darwin": "aarch64-macos", "apple": "aarch64-macos",
+    "win": "x86-64-windows", "wasm": "wasm32", "web": "wasm32", "browser": "wasm32",
+    "cortex": "thumbv7em", "thumb": "thumbv7em", "riscv": "riscv64-linux",
+    "x86-64-v2": "x86-64-v2-linux", "x86-64-v3": "x86-64-v3-linux",
+    "x86-64-v4": "x86-64-v4-linux", "x86-64": "x86-64-linux", "amd64": "x86-64-linux",
+    "aarch64": "aarch64-linux", "arm64": "aarch64-linux",
+    "native": HOST, "linux": HOST,
+}  # fmt: skip
+"""Machines by words that others call them; the first that fits counts."""
+
+
 def machine_for(target: str) -> Machine:
     """The machine of a name; one that is not known is refused with the names that are."""
     return host() if target == HOST else platform_named(target).machine
@@ -94,14 +109,29 @@ def platform_named(target: str) -> Platform:
     if target == HOST:
         return _host_platform()
     if target not in PLATFORMS:
+        meant = _nearest_target(str(target))
         raise ArgumentError(
             "export",
             f"no machine is called {target!r}",
             expected="one of " + ", ".join([HOST, *PLATFORMS]),
             got={"target": repr(target)},
-            fix='target="aarch64-linux"',
+            note=f"did you mean {meant!r}?" if meant else "",
+            fix=f'target="{meant or "aarch64-linux"}"',
         )
     return PLATFORMS[target]
+
+
+def _nearest_target(target: str) -> str | None:
+    """The machine that a word stands for elsewhere, or the one that is spelt nearly so.
+
+    >>> [_nearest_target(word) for word in ("arm64", "AArch64-Linux", "wasm", "x86_64", "toaster")]
+    ['aarch64-linux', 'aarch64-linux', 'wasm32', 'x86-64-linux', None]
+    """
+    word = target.lower().replace("x86_64", "x86-64")
+    for stem, meant in _OTHER_WORDS.items():
+        if stem in word:
+            return meant
+    return nearest_name(word, PLATFORMS) or None
 
 
 def _host_platform() -> Platform:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from string import Template
 
 from weft.compiler.export.c_kernels import element_type
 from weft.compiler.export.header import Interface, port_line
 from weft.compiler.export.program import Port
 from weft.core.dimensions import Floor
+from weft.core.records import frozen
 from weft.core.shapes import Dimension, size
 
 _MAIN = Template("""\
@@ -171,24 +173,49 @@ def _bytes_text(port: Port) -> str:
     """The bytes of a tensor, as C computes them from the sizes of the run."""
     if not port.largest:
         return str(port.bytes)
-    return f"{port.type.dtype.itemsize} * {_dimension_text(size(port.type.shape))}"
+    return f"{port.type.dtype.itemsize} * {_dimension_text(size(port.type.shape), _IN_C)}"
 
 
-def _dimension_text(dim: Dimension) -> str:
-    """A size in C; quotients are of numbers that are not negative."""
+@frozen
+class _Language:
+    """How a language calls the size of a name, and the whole part of a quotient."""
+
+    name: Callable[[str], str]
+    quotient: Callable[[str, str], str]
+
+
+_IN_C = _Language(lambda name: f"{name}_now", lambda above, below: f"({above} / {below})")
+_IN_JAVASCRIPT = _Language(
+    lambda name: f"most.{name}", lambda above, below: f"Math.floor({above} / {below})"
+)
+
+
+def _dimension_text(dim: Dimension, language: _Language) -> str:
+    """A size; quotients are of numbers that are not negative."""
     if isinstance(dim, int):
         return str(dim)
     terms = [
-        " * ".join([f"({coefficient})", *[_atom_text(atom) for atom in monomial]])
+        " * ".join([f"({coefficient})", *[_atom_text(atom, language) for atom in monomial]])
         for monomial, coefficient in dim.terms
     ]
     return f"({' + '.join(terms)})"
 
 
-def _atom_text(atom: str | Floor) -> str:
+def _atom_text(atom: str | Floor, language: _Language) -> str:
     if isinstance(atom, str):
-        return f"{atom}_now"
-    return f"({_dimension_text(atom.numerator)} / {_dimension_text(atom.denominator)})"
+        return language.name(atom)
+    sides = (_dimension_text(side, language) for side in (atom.numerator, atom.denominator))
+    return language.quotient(*sides)
+
+
+def _count_text(port: Port) -> str:
+    """How many elements a tensor has at most, as JavaScript computes it from the largest sizes."""
+    elements = size(port.type.shape)
+    is_growing = isinstance(elements, int) or all(
+        coefficient > 0 and all(isinstance(atom, str) for atom in monomial)
+        for monomial, coefficient in elements.terms
+    )
+    return _dimension_text(elements, _IN_JAVASCRIPT) if is_growing else str(port.count)
 
 
 _SCRIPT = Template("""\
@@ -198,7 +225,7 @@ const mathematics = new Proxy({}, {
 });
 
 // An instance: its arrays are views of the module's memory; run() gives a status, 0 if all is well.
-export async function load(bytes$more) {
+${telling}export async function load(bytes$more) {
   const made = await WebAssembly.instantiate(bytes, { env: mathematics });
   const code = made.instance.exports;
   let top = code.__heap_base.value;
@@ -210,7 +237,7 @@ export async function load(bytes$more) {
     return start;
   };
   const places = [$sizes].map(take);
-$shipping  const model = code.${name}_init(take(code.${name}_memory())$shipped);
+$shipping  const model = $init;
   const buffer = code.memory.buffer;
   return {
     run: ($parameters) => code.${name}_run(model, $given...places),
@@ -261,20 +288,40 @@ def script_text(about: Interface) -> str:
     file = f', file("{about.weights_file}").subarray({about.weights_offset})'
     views = [
         f"    {port.name}: new {_VIEWS[port.type.dtype.name]}"
-        f"(buffer, places[{n}], {port.count}), // {port_line(port)}\n"
+        f"(buffer, places[{n}], {_count_text(port)}), // {port_line(port)}\n"
         for n, port in enumerate(about.ports)
     ]
+    largest = ", ".join(f"{name}: {most}" for name, most in program.sizes.largest.items())
     return _SCRIPT.substitute(
         name=about.name,
-        parameters=", ".join(f"{name} = {most}" for name, most in program.sizes.largest.items()),
+        parameters=", ".join(f"{name} = most.{name}" for name in program.sizes.names),
         given="".join(f"BigInt({name}), " for name in program.sizes.names),
-        more=", weights" if is_beside else "",
-        sizes=", ".join(str(port.bytes) for port in about.ports),
+        more=(", weights" if is_beside else "") + (f", most = {{ {largest} }}" if largest else ""),
+        telling="// most: the sizes that its memory is for; smaller ones take less.\n"
+        if largest
+        else "",
+        init=_script_init(about),
+        sizes=", ".join(
+            f"{port.type.dtype.itemsize} * {_count_text(port)}" for port in about.ports
+        ),
         shipping="".join(shipping) if is_beside else "",
-        shipped=", shipped" if is_beside else "",
         views="".join(views),
         weights=file if is_beside else "",
         inputs=", ".join(f"model.{port.name}" for port in program.inputs),
         outputs=", ".join(f"model.{port.name}" for port in program.outputs),
         states=", ".join(str(state.port.bytes) for state in program.states),
     )
+
+
+def _script_init(about: Interface) -> str:
+    """What makes an instance in JavaScript; one for some sizes has the work space of these."""
+    name, sizes = about.name, about.program.sizes.largest
+    shipped = ", shipped" if about.weights_file else ""
+    if not sizes:
+        return f"code.{name}_init(take(code.{name}_memory()){shipped})"
+    given = ", ".join(f"BigInt(most.{each})" for each in sizes)
+    is_largest = " && ".join(f"most.{each} >= {most}" for each, most in sizes.items())
+    room = (
+        f"({is_largest}) ? code.{name}_memory() : {about.instance} + code.{name}_workspace({given})"
+    )
+    return f"((room) => code.{name}_init_in(take(room), room{shipped}))(\n    {room},\n  )"

@@ -16,7 +16,6 @@ and the counter of random numbers. Each has a name that C takes.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field, replace
@@ -42,7 +41,7 @@ from weft.core.arrays import to_host
 from weft.core.errors import UnsupportedError
 from weft.core.guards import Guards
 from weft.core.records import frozen
-from weft.core.shapes import Binding, Unifier
+from weft.core.shapes import Binding, Unifier, size
 from weft.core.types import TensorType
 from weft.ir.graph import Graph
 from weft.ir.tensor import Tensor, wrap
@@ -54,7 +53,7 @@ KEYWORDS = frozenset(
         "auto bool break case char const continue default do double else enum extern false float "
         "for goto if inline int long register restrict return short signed sizeof static struct "
         "switch true typedef union unsigned void volatile while model weights memory own_memory "
-        "own_error",
+        "own_error own_amounts own_work own_scratch own_workspace",
     )
 )
 """What no argument in C may be called."""
@@ -78,12 +77,15 @@ class Port:
 
     @property
     def count(self) -> int:
-        """How many elements it has for the largest sizes."""
-        return math.prod(self.shape_at(self.largest))
+        """How many elements it has at most."""
+        elements = size(self.type.shape)
+        if isinstance(elements, int):
+            return elements
+        return int(SizeRange(self.largest).values_of(elements).max())
 
     @property
     def bytes(self) -> int:
-        """How many bytes it has for the largest sizes."""
+        """How many bytes it has at most."""
         return self.count * self.type.dtype.itemsize
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 from weft.compiler.plan.launch import Launch, Symbol
 from weft.compiler.targets.llvm.emit import is_local
@@ -29,6 +30,9 @@ from weft.ir.loops import Kernel, evaluate
 from weft.runtime.memory import ALIGNMENT as LINE
 
 TextOf = Callable[[Symbol], tuple[str, str]]
+_KNOWN: dict[tuple[str, str], dict[tuple[int, ...], dict[tuple[int, ...], list[int]]]] = {}
+"""What functions asked for: by text and name, by the places of the table that they read, and by
+the numbers there."""
 _FUNCTION = r"^define [^\n]*?{name}\((?P<given>[^)]*)\)[^\n]*\{{\n(?P<body>.*?)^\}}"
 _ASSIGNED = re.compile(r"(?:(%\S+) = )?(.*)")
 _COMPARED = {"eq": int.__eq__, "ne": int.__ne__, "slt": int.__lt__, "sgt": int.__gt__}
@@ -36,6 +40,14 @@ _COMBINED: Mapping[str, Callable[[int, int], int]] = {
     "add": int.__add__, "sub": int.__sub__, "mul": int.__mul__, "and": int.__and__,
     "sdiv": lambda a, b: int(a / b), "srem": lambda a, b: a - b * int(a / b),
 }  # fmt: skip
+
+
+def takes_scratch(launch: Launch, text_of: TextOf) -> bool:
+    """Whether a launch takes scratch memory at all."""
+    kernel = launch.kernel
+    if isinstance(kernel, Kernel):
+        return any(not is_local(scratch) for scratch in kernel.scratch)
+    return "@malloc(" in text_of(kernel)[0]
 
 
 def scratch_bytes(launch: Launch, numbers: Sequence[int], text_of: TextOf) -> int:
@@ -50,35 +62,39 @@ def scratch_bytes(launch: Launch, numbers: Sequence[int], text_of: TextOf) -> in
         ]
     else:
         text, name = text_of(kernel)
-        pieces = requests(text, f'@"weft.{name}"', numbers) if "@malloc(" in text else []
+        pieces = (
+            requests(text, f'@"weft.{name}"', numbers) if takes_scratch(launch, text_of) else []
+        )
     return sum(-(-piece // LINE) * LINE + LINE for piece in pieces)
 
 
 def requests(text: str, name: str, numbers: Sequence[int]) -> list[int]:
     """The sizes that a function of a module asks for, given its table of numbers."""
-    found: list[int] = []
-    _Follower(text, numbers, found).follow(name)
-    return found
+    known = _KNOWN.setdefault((text, name), {})
+    for places, answers in known.items():
+        answer = answers.get(tuple([numbers[place] for place in places]))
+        if answer is not None:
+            return answer
+    follower = _Follower(text, numbers)
+    follower.follow(name)
+    # Another table with the same numbers in the places that were read leads the same way.
+    places = tuple(follower.read)
+    known.setdefault(places, {})[tuple([numbers[place] for place in places])] = follower.found
+    return follower.found
 
 
 class _Follower:
     """Follows the integers of a function, from its table to what it asks for."""
 
-    def __init__(self, text: str, numbers: Sequence[int], found: list[int]) -> None:
-        self.text, self.numbers, self.found = text, numbers, found
+    def __init__(self, text: str, numbers: Sequence[int]) -> None:
+        self.text, self.numbers = text, numbers
+        self.found: list[int] = []
+        self.read: dict[int, None] = {}
+        """The places of the table that count, in order."""
 
     def follow(self, name: str) -> None:
         """Follow one function."""
-        wanted = _FUNCTION.format(name=re.escape(name))
-        match = re.search(wanted, self.text, re.MULTILINE | re.DOTALL)
-        assert match is not None, name
-        blocks: dict[str, list[str]] = {}
-        lines = blocks.setdefault("", [])
-        for line in match["body"].splitlines():
-            if line.endswith(":"):
-                lines = blocks.setdefault(line[:-1], [])
-            else:
-                lines.append(line.strip())
+        blocks = _blocks_of(self.text, name)
         values: dict[str, int | str] = {}
         block: str | None = "entry"
         while block is not None and not block.startswith("loop"):
@@ -121,7 +137,9 @@ class _Follower:
         elif words[0] == "getelementptr":
             return _place_in_table(instruction, values)
         elif words[:2] == ["load", "i64"] and isinstance(values.get(words[3]), str):
-            return int(self.numbers[int(values[words[3]])])
+            place = int(values[words[3]])
+            self.read[place] = None
+            return int(self.numbers[place])
         elif words[0] in _COMBINED and words[1] == "i64":
             a, b = number(words[2]), number(words[3])
             return None if a is None or b is None else _COMBINED[words[0]](a, b)
@@ -129,6 +147,21 @@ class _Follower:
             a, b = number(words[3]), number(words[4])
             return None if a is None or b is None else int(_COMPARED[words[1]](a, b))
         return None
+
+
+@lru_cache(maxsize=256)
+def _blocks_of(text: str, name: str) -> dict[str, list[str]]:
+    """The lines of each block of a function in a module."""
+    match = re.search(_FUNCTION.format(name=re.escape(name)), text, re.MULTILINE | re.DOTALL)
+    assert match is not None, name
+    blocks: dict[str, list[str]] = {}
+    lines = blocks.setdefault("", [])
+    for line in match["body"].splitlines():
+        if line.endswith(":"):
+            lines = blocks.setdefault(line[:-1], [])
+        else:
+            lines.append(line.strip())
+    return blocks
 
 
 def _place_in_table(instruction: str, values: Mapping[str, int | str]) -> str | None:

@@ -10,11 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-from weft.compiler.export.scratch import scratch_bytes
-from weft.compiler.export.sizes import SizeRange, check_lifetimes
+import numpy as np
+import numpy.typing as npt
+
+from weft.compiler.export.scratch import scratch_bytes, takes_scratch
+from weft.compiler.export.sizes import Values
+from weft.compiler.export.work_space import AmountWriter, PlanSpace, write_count
 from weft.compiler.export.writers import Assignable, Needs, Operand, ThreadedWriter, Writer
 from weft.compiler.plan.control_flow import Choice, Loop
-from weft.compiler.plan.launch import Kind, Launch, Sizes, Value, bytes_of, substitute_all
+from weft.compiler.plan.launch import (
+    Kind,
+    Launch,
+    Sizes,
+    Value,
+    byte_count,
+    bytes_of,
+    substitute_all,
+)
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cpu.cache.kernels import text_of
 from weft.core.dtypes import bool_
@@ -37,42 +49,29 @@ class Section:
         memory: str,
         scratch: tuple[str, int],
         error: str,
-        sizes: SizeRange,
+        space: PlanSpace,
+        amounts: AmountWriter,
+        kept: Mapping[str, str] | None = None,
     ) -> None:
         """bound: where values from outside are; memory: where the plan's own is.
 
-        scratch: where scratch memory begins, and how much of it is taken already. Values lie where
-        they would for the largest sizes.
+        scratch: where scratch memory begins, and how much of it is taken already. space: where in
+        its memory each value is; kept: where those are that lie elsewhere, by slot.
         """
         self.out, self.needs, self.plan, self.error = out, needs, plan, error
         self.bound, self.memory, self.scratch = dict(bound), memory, scratch
-        self.sizes, self.largest = sizes, sizes.largest
-        check_lifetimes(plan.planner.buffers, sizes)
-        self.offsets = plan.planner.at(self.largest).offsets
+        self.space, self.amounts, self.kept = space, amounts, kept or {}
+        self.sizes, self.largest = amounts.sizes, amounts.sizes.largest
+        self._known_tables: dict[Launch, npt.NDArray[np.int64]] = {}
 
     def number(self, function: Callable[[Sizes], int]) -> Operand:
         """A number of the plan: known, or what computes it from the sizes of the call."""
-        count = self.sizes.count_of(function)
-        if isinstance(count, int):
-            return count
-        out, names = self.out, self.sizes.names
-        if count.table:
-            place: Operand = 0
-            for name, most in self.largest.items():
-                place = out.add(out.mul(place, most), out.sub(out.size(name), 1))
-            return out.look_up(count.table, place)
-        total: Operand = 0
-        for exponents, coefficient in count.terms:
-            term: Operand = coefficient
-            for name, power in zip(names, exponents, strict=True):
-                for _ in range(power):
-                    term = out.mul(term, out.size(name))
-            total = term if total == 0 else out.add(total, term)
-        return total
+        return write_count(self.out, self.sizes.count_of(function), self.sizes)
 
     def bytes(self, kind: TensorType) -> Operand:
         """The bytes of a value."""
-        return self.number(lambda sizes: bytes_of(kind, sizes))
+        values = self.sizes.values_of(byte_count(kind))
+        return write_count(self.out, self.sizes.count_of_values(values), self.sizes)
 
     def numbers(self, launch: Launch) -> list[Operand]:
         """What the function of a launch is given beside its buffers."""
@@ -85,14 +84,19 @@ class Section:
                 self.out.size(name) if name in self.largest else value
                 for name, value in zip(kernel.sizes, known, strict=True)
             ]
-        tables = {tuple(each.items()): launch.numbers(each) for each in self.sizes.choices}
-        count = len(next(iter(tables.values())))
-        if any(len(table) != count for table in tables.values()):
-            raise refuse_sizes(launch)
         return [
-            self.number(lambda sizes, n=place: tables[tuple(sizes.items())][n])  # type: ignore[misc]
-            for place in range(count)
+            write_count(self.out, self.sizes.count_of_values(column), self.sizes)
+            for column in self._tables(launch).T
         ]
+
+    def _tables(self, launch: Launch) -> npt.NDArray[np.int64]:
+        """What the function of a launch is given beside its buffers: a row for each choice."""
+        if launch not in self._known_tables:
+            tables = [launch.numbers(each) for each in self.sizes.choices]
+            if len({len(table) for table in tables}) > 1:
+                raise refuse_sizes(launch)
+            self._known_tables[launch] = np.array(tables, np.int64)
+        return self._known_tables[launch]
 
     def address(self, value: Value) -> str:
         """Where a value is."""
@@ -103,14 +107,20 @@ class Section:
             return self.error
         if isinstance(root, Literal):
             return self.needs.constant(root)
-        return self.out.place(self.memory, self.offsets[str(self.plan.slots[root])])
+        slot = str(self.plan.slots[root])
+        if slot in self.kept:
+            return self.kept[slot]
+        return self.out.place(self.memory, self.amounts.write(self.space.offsets[slot]))
 
     def _location(self, value: Value) -> object:
         """What two values have in common that are in one place."""
         root = self.plan.root(value)
         if root in self.bound:
             return self.bound[root]
-        return root if isinstance(root, Literal) else self.offsets[str(self.plan.slots[root])]
+        if isinstance(root, Literal):
+            return root
+        slot = str(self.plan.slots[root])
+        return self.kept.get(slot) or self.amounts.write(self.space.offsets[slot])
 
     def run(self, launches: Sequence[Launch]) -> None:
         """Write launches in order."""
@@ -179,15 +189,17 @@ class Section:
         self.needs.buffers = max(self.needs.buffers, len(buffers))
         cast(ThreadedWriter, self.out).launch_parallel(function, buffers, numbers, extent, grain)
 
-    def _scratch_of(self, launch: Launch) -> int:
-        """The most bytes of scratch memory that a launch takes."""
-        return self.sizes.most_of(
-            lambda sizes: scratch_bytes(launch, launch.numbers(sizes), text_of)
-        )
+    def _scratch_of(self, launch: Launch) -> Values:
+        """The bytes of scratch memory that a launch takes, for each choice of sizes."""
+        if not takes_scratch(launch, text_of):
+            return np.zeros(1, np.int64)
+        tables, places = np.unique(self._tables(launch), axis=0, return_inverse=True)
+        needed = [scratch_bytes(launch, table, text_of) for table in tables.tolist()]
+        return np.array(needed, np.int64)[places.reshape(-1)]
 
-    def _reserve(self, needed: int) -> None:
+    def _reserve(self, needed: Values) -> None:
         base, before = self.scratch
-        self.needs.scratch = max(self.needs.scratch, before + needed)
+        self.needs.take_scratch(before + needed)
         self.out.reserve(self.out.place(base, before))
 
     def _call(
@@ -197,8 +209,8 @@ class Section:
         function, numbers = self.needs.function(launch), self.numbers(launch)
         base, before = self.scratch
         needed = self._scratch_of(launch)
-        if needed:
-            self.needs.scratch = max(self.needs.scratch, before + taken + needed)
+        if needed.any():
+            self.needs.take_scratch(before + taken + needed)
             self.out.reserve(self.out.place(base, before + taken))
         self.needs.buffers = max(self.needs.buffers, len(buffers))
         self.out.launch(function, buffers, numbers, begin, end)
@@ -214,7 +226,7 @@ class Section:
         extent = launch.extent(self.largest)
         if self.needs.threads == 1 or extent <= 1:
             base = self.out.place(self.scratch[0], self.scratch[1])
-            self.needs.scratch = max(self.needs.scratch, self.scratch[1] + used)
+            self.needs.take_scratch(np.array([self.scratch[1] + used]))
             self._row_blocks(launch, given, (base, used), (0, extent))
             return
         self.needs.row_functions += 1
@@ -223,11 +235,12 @@ class Section:
         out = caller.row_function(name)
         own = [out.given_buffer(place) for place in range(len(given))]
         inner = Section(
-            out, self.needs, self.plan, {}, "", (out.scratch, 0), self.error, self.sizes
-        )
+            out, self.needs, self.plan, {}, "", (out.scratch, 0), self.error, self.space,
+            AmountWriter(out, self.sizes),
+        )  # fmt: skip
         inner._row_blocks(launch, own, (out.scratch, used), ("%begin", "%end"))
         out.give()
-        self._reserve(used)
+        self._reserve(np.array([used]))
         self.needs.buffers = max(self.needs.buffers, len(given))
         grain = max(1, launch.grain(self.largest))
         caller.launch_parallel(name, given, (), extent, grain)
@@ -263,12 +276,13 @@ class Section:
 
     # --- loops -----------------------------------------------------------------------------------
 
-    def _inner(self, plan: ProgramPlan, inputs: Sequence[str], memory: str) -> Section:
+    def _inner_section(self, plan: ProgramPlan, inputs: Sequence[str], memory: str) -> Section:
         """What writes a plan inside, whose first inputs are at these addresses."""
         bound: dict[Value, str] = dict(zip(plan.graph.inputs, inputs, strict=False))
         return Section(
-            self.out, self.needs, plan, bound, memory, self.scratch, self.error, self.sizes
-        )
+            self.out, self.needs, plan, bound, memory, self.scratch, self.error,
+            self.space.inner[id(plan)], self.amounts,
+        )  # fmt: skip
 
     def _loop(self, launch: Launch, form: Loop) -> None:
         """A scan or a while loop: carries lie in two places in turns, or stay where they are."""
@@ -279,9 +293,10 @@ class Section:
         memory = self.address(launch.nested.scratch)
         carries = _Carries(self, form, operands, results, memory, limit)
         constants = operands[: form.num_consts]
-        own = [out.place(memory, start) for start in form.plan_places(self.largest)]
+        starts = self.space.loops[id(form)].plan_places
+        own = [out.place(memory, self.amounts.write(start)) for start in starts]
         for plan, place in zip(form.plans, own, strict=False):
-            self._inner(plan, constants, place).run(plan.launches[: plan.once])
+            self._inner_section(plan, constants, place).run(plan.launches[: plan.once])
         xs = operands[form.num_consts + form.num_carry :]
         ys = results[form.num_carry :]
         step = out.variable(0)
@@ -294,7 +309,7 @@ class Section:
             place = out.sub(last, step.value) if form.reverse else step.value
             body = form.plans[0]
             inputs = [*constants, *carries.places, *_rows(self, body, xs, place, form)]
-            section = self._inner(body, inputs, own[0])
+            section = self._inner_section(body, inputs, own[0])
             kinds = body.graph.output_types[form.num_carry :]
             rows = [
                 out.place(y, out.mul(place, self.bytes(kind)))
@@ -311,7 +326,7 @@ class Section:
         self, plan: ProgramPlan, constants: Sequence[str], carries: _Carries, memory: str
     ) -> str:
         """Whether a while loop goes on."""
-        section = self._inner(plan, [*constants, *carries.places], memory)
+        section = self._inner_section(plan, [*constants, *carries.places], memory)
         section.run(plan.launches[plan.once :])
         answer = section.address(plan.graph.outputs[0])
         return self.out.test("ne", self.out.integer(bool_, answer, 0), 0)
@@ -336,7 +351,7 @@ class Section:
         with out.loop(0, rows) as row, out.when(out.test("uge", branch_of(row), len(form.plans))):
             out.give(status)
         for number, plan in enumerate(form.plans):
-            section = self._inner(plan, operands, memory)
+            section = self._inner_section(plan, operands, memory)
             if not form.rows:
                 with out.when(out.test("eq", branch_of(0), number)):
                     copied = section.bind_outputs(results)
@@ -370,7 +385,7 @@ class _Carries:
     ) -> None:  # fmt: skip
         self.out, self.form, self.results = section.out, form, results
         self.section = section
-        out, spares = section.out, form.spare_places(section.largest)
+        out, spares = section.out, section.space.loops[id(form)].spare_places
         self.kinds = form.plans[0].graph.output_types[: form.num_carry]
         self.moving: dict[int, tuple[Assignable, Assignable, str]] = {}
         """For each carry that lies in two places: now, after the step, and the spare place."""
@@ -380,7 +395,7 @@ class _Carries:
                 if first != results[number]:
                     out.copy(results[number], first, section.bytes(kind))
                 continue
-            spare = out.place(memory, spares[number])
+            spare = out.place(memory, section.amounts.write(spares[number]))
             # A loop of known length ends in the place of the result.
             is_even = isinstance(limit, int) and limit >= 0 and limit % 2 == 0
             start = spare if is_even else results[number]

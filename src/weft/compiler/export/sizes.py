@@ -22,19 +22,21 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from weft.core.dimensions import Dim, Floor, holds, symbol, symbols_in
+from weft.core.dimensions import Floor, guard_holds, symbols_in
 from weft.core.errors import ArgumentError, UnsupportedError
 from weft.core.guards import Guard
 from weft.core.records import frozen
 from weft.core.shapes import Dimension
-from weft.runtime.memory import Lifetime
 
 MOST_CHOICES = 4096
 """How many choices of sizes a program may be made for."""
 _DEGREE = 2
 _SAMPLES = 48
 Sizes = Mapping[str, int]
+Values = npt.NDArray[np.int64]
+"""A number for each choice of sizes."""
 
 
 @frozen
@@ -71,21 +73,46 @@ class SizeRange:
         found = [dict(zip(self.largest, each, strict=True)) for each in ends]
         return (*found, *[self.choices[int(place)] for place in places])
 
+    @cached_property
+    def values(self) -> dict[str, Values]:
+        """Each size for every choice."""
+        return {name: np.array([at[name] for at in self.choices]) for name in self.names}
+
+    def values_of(self, dim: Dimension) -> Values:
+        """A dimension for every choice.
+
+        >>> SizeRange({"n": 5}).values_of((symbol("n") + 1) // 2 * 3).tolist()
+        [3, 3, 6, 6, 9]
+        """
+        if isinstance(dim, int):
+            return np.full(len(self.choices), dim, np.int64)
+        total = np.zeros(len(self.choices), np.int64)
+        for monomial, coefficient in dim.terms:
+            term = np.full(len(self.choices), coefficient, np.int64)
+            for atom in monomial:
+                term *= self._values_of_atom(atom)
+            total += term
+        return total
+
+    def _values_of_atom(self, atom: str | Floor) -> Values:
+        if isinstance(atom, str):
+            return self.values[atom]
+        return self.values_of(atom.numerator) // self.values_of(atom.denominator)
+
     def count_of(self, function: Callable[[Sizes], int]) -> int | Count:
         """A number of a plan, as the program computes it."""
         if not self.largest:
             return int(function({}))
-        values = [int(function(each)) for each in self.choices]
-        if len(set(values)) == 1:
-            return values[0]
+        return self.count_of_values(np.array([int(function(each)) for each in self.choices]))
+
+    def count_of_values(self, values: Values) -> int | Count:
+        """A number that has these values, one for each choice, as the program computes it."""
+        if (values == values[0]).all():
+            return int(values[0])
         fitted = self._polynomial(values)
-        return Count((), tuple(values)) if fitted is None else fitted
+        return Count((), tuple(values.tolist())) if fitted is None else fitted
 
-    def most_of(self, function: Callable[[Sizes], int]) -> int:
-        """The largest of a number of a plan over some choices, the ends among them."""
-        return max(int(function(each)) for each in self.samples or ({},))
-
-    def _polynomial(self, values: Sequence[int]) -> Count | None:
+    def _polynomial(self, values: Values) -> Count | None:
         """The polynomial with whole coefficients that has just these values; None without one."""
         degrees = [min(_DEGREE, most - 1) for most in self.largest.values()]
         exponents = list(product(*[range(degree + 1) for degree in degrees]))
@@ -94,11 +121,9 @@ class SizeRange:
         right = [values[self._place(point)] for point in grid]
         solved = np.rint(np.linalg.solve(np.array(matrix, float), np.array(right, float)))
         pairs = [(e, int(c)) for e, c in zip(exponents, solved, strict=True) if c]
-        for choice, value in zip(self.choices, values, strict=True):
-            point = tuple(choice.values())
-            if sum(c * _power(point, e) for e, c in pairs) != value:
-                return None
-        return Count(tuple(pairs))
+        sizes = list(self.values.values())
+        found = sum(c * _power(sizes, e) for e, c in pairs)
+        return Count(tuple(pairs)) if np.array_equal(found, values) else None
 
     def _place(self, point: Sequence[int]) -> int:
         place = 0
@@ -107,7 +132,16 @@ class SizeRange:
         return place
 
 
-def _power(point: Sequence[int], exponents: Sequence[int]) -> int:
+class LargestSizes(SizeRange):
+    """The largest of each size alone, for what is the same for all choices."""
+
+    @cached_property
+    def choices(self) -> tuple[dict[str, int], ...]:
+        """The one choice."""
+        return (dict(self.largest),)
+
+
+def _power(point: Sequence[Any], exponents: Sequence[int]) -> Any:
     return math.prod(base**power for base, power in zip(point, exponents, strict=True))
 
 
@@ -146,7 +180,7 @@ def _is_size(value: Any) -> bool:
 def check_guards(guards: Sequence[Guard], sizes: SizeRange) -> None:
     """Refuse a program that was traced for some of the sizes alone."""
     for guard in guards:
-        other = next((each for each in sizes.choices if not holds(guard, each)), None)
+        other = next((each for each in sizes.choices if not guard_holds(guard, each)), None)
         if other is not None:
             wanted = {"positive": "> 0", "zero": "== 0"}[guard.relation]
             raise UnsupportedError(
@@ -158,55 +192,6 @@ def check_guards(guards: Sequence[Guard], sizes: SizeRange) -> None:
             )
 
 
-def check_lifetimes(buffers: Sequence[Lifetime], sizes: SizeRange) -> None:
-    """Refuse a program of which some value is not largest where all sizes are."""
-    for buffer in buffers:
-        if isinstance(buffer.size, Dim) and _most(buffer.size, sizes) > _at_largest(
-            buffer.size, sizes
-        ):
-            raise UnsupportedError(
-                "export",
-                f"a value of {buffer.size} bytes is not largest for the largest sizes",
-                expected="values that grow with the sizes",
-                got={"sizes": dict(sizes.largest)},
-                fix="export the function for fixed sizes",
-                at=buffer.at,
-            )
-
-
-def _at_largest(dim: Dimension, sizes: SizeRange) -> int:
-    return _most(dim, SizeRange(dict.fromkeys(sizes.largest, 1)), sizes.largest)
-
-
-def _most(dim: Dimension, sizes: SizeRange, at: Sizes | None = None) -> int:
-    """An upper bound over all choices, or the value at one."""
-    return _bounds(dim, {n: (m, m) for n, m in at.items()} if at else _ranges(sizes))[1]
-
-
-def _ranges(sizes: SizeRange) -> dict[str, tuple[int, int]]:
-    return {name: (1, most) for name, most in sizes.largest.items()}
-
-
-def _bounds(dim: Dimension, ranges: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
-    """The least and the largest that a dimension may be, each atom on its own."""
-    if isinstance(dim, int):
-        return dim, dim
-    low = high = 0
-    for monomial, coefficient in dim.terms:
-        ends = [(1, 1), *[_atom_bounds(atom, ranges) for atom in monomial]]
-        values = [coefficient * math.prod(each) for each in product(*ends)]
-        low, high = low + min(values), high + max(values)
-    return low, high
-
-
-def _atom_bounds(atom: str | Floor, ranges: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
-    if isinstance(atom, str):
-        return ranges[atom]
-    above, below = _bounds(atom.numerator, ranges), _bounds(atom.denominator, ranges)
-    values = [a // b for a, b in product(above, below) if b]
-    return min(values), max(values)
-
-
 def symbols_of(shapes: Sequence[Sequence[Dimension]]) -> Iterator[str]:
     """The symbols in shapes, each once, in order."""
     seen: dict[str, None] = {}
@@ -214,8 +199,3 @@ def symbols_of(shapes: Sequence[Sequence[Dimension]]) -> Iterator[str]:
         for dim in shape:
             seen.update(dict.fromkeys(sorted(symbols_in(dim))))
     yield from seen
-
-
-def as_symbols(sizes: SizeRange) -> dict[str, Dimension]:
-    """Each size as a symbol."""
-    return {name: symbol(name) for name in sizes.names}

@@ -55,7 +55,7 @@ def _work(take_chunks: IRBuilder, pointers: int) -> IRBuilder:
     cell, list_of_own = out.room("ptr", align=16), out.room("ptr", pointers, align=16)
     out.store(cell, list_of_own)  # kernels find their scratch memory before the first buffer
     buffers = out.at("ptr", list_of_own, 1)
-    address, scratch = worker.all("pool", "scratch")
+    address = worker["pool"]
     pool = out.record(_POOL, address)
     number, stop = pool.address("number"), pool.address("stop")
     seen = out.variable(0)
@@ -67,7 +67,7 @@ def _work(take_chunks: IRBuilder, pointers: int) -> IRBuilder:
         source, count = pool.all("buffers", "count")
         with out.loop(0, count) as place:
             out.store(out.pointer(source, place), out.at("ptr", buffers, place))
-        out.call(take_chunks, address, buffers, cell, scratch)
+        out.call(take_chunks, address, buffers, cell, worker["scratch"])  # each run places it anew
         out.fetch("sub", pool.address("active"), 1, _ORDER)
     return out
 
@@ -139,6 +139,15 @@ def _worker_at(out: IRBuilder, place: str) -> Record:
     return out.record(_WORKER, out.at("i8", "%pool", offset))
 
 
+def _place_workers(workers: int) -> IRBuilder:
+    """Say where the scratch memory of workers is: behind that of the caller, so many bytes each."""
+    out = IRBuilder("place_workers", ("ptr %pool", "ptr %scratch", "i64 %own"))
+    with out.loop(0, workers) as place:
+        skipped = out.mul(out.add(place, 1), "%own")
+        _worker_at(out, place)["scratch"] = out.at("i8", "%scratch", skipped)
+    return out
+
+
 def _start_workers(work: IRBuilder, workers: int, scratch_bytes: int) -> IRBuilder:
     """Start as many workers as there can be; where a thread cannot be had, fewer."""
     out = IRBuilder("start_workers", ("ptr %pool", "ptr %scratch"))
@@ -180,6 +189,7 @@ def pool_functions(threads: int, buffers: int, scratch: int) -> list[IRBuilder]:
         work,
         call_workers,
         _parallel(take_chunks, call_workers),
+        _place_workers(threads - 1),
         _start_workers(work, threads - 1, scratch),
         _stop_workers(call_workers),
     ]

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from weft.compiler.export.sizes import SizeRange, Values
 from weft.compiler.plan.launch import Launch
 from weft.core.dtypes import DType
 from weft.ir.graph import Literal
@@ -51,6 +52,18 @@ class Writer(Protocol):
 
     def look_up(self, table: Sequence[int], place: Operand) -> str:
         """A number of a table."""
+
+    def hold(self, number: Operand) -> Operand:
+        """The number, computed here and once."""
+
+    def work_space(self, needed: Operand) -> str:
+        """The address of the work space of an instance, which holds so many bytes; or null."""
+
+    def scratch_bytes(self, sizes: SizeRange) -> str:
+        """The bytes of scratch memory of one thread, for the sizes that the caller has chosen."""
+
+    def is_missing(self, pointer: str) -> str:
+        """Whether an address is null."""
 
     def copy(self, target: str, source: str, count: Operand) -> None:
         """Copy so many bytes."""
@@ -121,6 +134,9 @@ class ThreadedWriter(Writer, Protocol):
     ) -> None:
         """Call a kernel by all threads, in chunks of so many iterations."""
 
+    def place_workers(self, scratch: str, own: Operand) -> None:
+        """Say where the scratch memory of all threads is, and how many bytes each has."""
+
     def row_function(self, name: str) -> RowWriter:
         """What writes a function in the convention of kernels, which this one may launch."""
 
@@ -137,8 +153,10 @@ class Needs:
     constants: dict[int, tuple[str, Literal]] = field(default_factory=dict)
     """By identity of the literal: a name, and the literal."""
     messages: list[str] = field(default_factory=list)
-    scratch: int = 0
-    """Bytes of scratch memory that kernels take at most."""
+    scratch: Values = field(default_factory=lambda: np.zeros(1, np.int64))
+    """Bytes of scratch memory that kernels take at most, for each choice of sizes."""
+    preparing_scratch: int = 0
+    """Those that preparation takes."""
     buffers: int = 1
     """The most buffers of a call."""
     threads: int = 1
@@ -146,6 +164,10 @@ class Needs:
     """Whether names of operations and lines of the source are left out."""
     row_functions: int = 0
     """How many functions there are that run row fusions for a part of their blocks."""
+
+    def take_scratch(self, needed: Values) -> None:
+        """Say that kernels take so much scratch memory, for each choice of sizes."""
+        self.scratch = np.maximum(self.scratch, needed)
 
     def function(self, launch: Launch) -> str:
         """The name of the function that a launch calls."""

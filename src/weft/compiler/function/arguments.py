@@ -21,9 +21,9 @@ import numpy as np
 from weft.compiler.function.compiled_function import Compiled
 from weft.compiler.function.recording import Recording
 from weft.core import trees
-from weft.core.arrays import check_one_device, computes, is_concrete
+from weft.core.arrays import can_compute_on, check_one_device, is_concrete
 from weft.core.devices import CPU, Device, as_device
-from weft.core.dimensions import holds
+from weft.core.dimensions import guard_holds
 from weft.core.errors import ArgumentTypeError, UnsupportedError
 from weft.core.guards import Guard
 from weft.core.records import frozen
@@ -100,7 +100,7 @@ class General:
     def takes(self, types: Sequence[TensorType]) -> bool:
         """Whether it is right for these sizes."""
         sizes = sizes_of(self.types, types)
-        return sizes is not None and all(holds(guard, sizes) for guard in self.guards)
+        return sizes is not None and all(guard_holds(guard, sizes) for guard in self.guards)
 
 
 @dataclass(slots=True)
@@ -232,7 +232,7 @@ def _device_of(handles: Sequence[Tensor]) -> Device:
         return traces.recording[-1].device  # constants of a program for it
     if placed is None:
         return CPU if handles else traces.device or as_device(None)
-    if not computes(placed.device):
+    if not can_compute_on(placed.device):
         check_one_device("jit", handles)
         raise UnsupportedError(
             "jit",

@@ -20,9 +20,9 @@ from weft.compiler.function.donation import (
     donations,
     expected_donations,
     gradients_beside,
+    objects_held_once,
     renewals,
     reusable_gradients,
-    unheld,
     writable_over,
 )
 from weft.compiler.function.program_cache import (
@@ -277,7 +277,7 @@ class Compiled:
         """Write state back; arrays that nobody holds any more are memory for later runs."""
         replaced = _write_back(self.recording, handles, outputs)
         if replaced and self.program is not None:
-            for old in unheld(replaced):
+            for old in objects_held_once(replaced):
                 self.program.recycle(old)
 
     def _run(
@@ -353,5 +353,5 @@ def _write_back(
             if type(owner._value) in CONCRETE:
                 replaced.append(owner._value)
             owner._value = value
-    replaced += [old._value for old in unheld(gradients) if type(old._value) in CONCRETE]
+    replaced += [old._value for old in objects_held_once(gradients) if type(old._value) in CONCRETE]
     return replaced

@@ -82,10 +82,10 @@ def writable_over(arrays: list[Array], by_input: Mapping[int, Donation]) -> list
     """Those donations whose input's array nobody holds but one handle, and this list."""
     if not settings.in_place_updates:
         return []
-    return [by_input[place] for place in _writable(arrays, by_input)]
+    return [by_input[place] for place in _writable_places(arrays, by_input)]
 
 
-def _writable(arrays: list[Array], places: Iterable[int]) -> list[int]:
+def _writable_places(arrays: list[Array], places: Iterable[int]) -> list[int]:
     """The places of arrays that one handle holds, with memory that nothing else shows."""
     held_once = held_beside(arrays, places, 1)
     plain = [place for place in held_once if arrays[place].flags.num & _PLAIN == _PLAIN]
@@ -165,10 +165,10 @@ def reusable_gradients(
         and arrays[n].dtype == kind.dtype.numpy
         and arrays[n].shape == kind.shape
     ]
-    return [(renewed[free[n]][1], arrays[n]) for n in _writable(arrays, fitting)]
+    return [(renewed[free[n]][1], arrays[n]) for n in _writable_places(arrays, fitting)]
 
 
-def unheld(objects: list[Any]) -> list[Any]:
+def objects_held_once(objects: list[Any]) -> list[Any]:
     """Those objects of a list that nobody else holds, so that their memory may be used again."""
     if not settings.in_place_updates:
         return []

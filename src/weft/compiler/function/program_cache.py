@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.function.split_program import SplitExecutable, array_places
-from weft.compiler.graph_passes.user_rules import Rewrites, exactly, rewrites
+from weft.compiler.graph_passes.user_rules import Rewrites, only_these_rules, rewrites
 from weft.compiler.plan.device_plan import Places, spans_devices, without_transfers
 from weft.compiler.plan.planning import WrittenKernels, plan_program
 from weft.compiler.plan.program_plan import ProgramPlan
@@ -50,18 +50,18 @@ Ways = tuple[bool, str]
 EXACT = "exact"
 
 
-def _ways() -> Ways:
+def _current_ways() -> Ways:
     return settings.tuning, settings.float32_products
 
 
 def program(graph: Graph, fixed: Fixed = (), target: Target | None = None) -> Executable:
     """The compiled form of a graph, with all that can be asked of it."""
-    return _program(graph, rewrites(), fixed, _ways(), target or default_target())
+    return _program(graph, rewrites(), fixed, _current_ways(), target or default_target())
 
 
 @lru_cache(maxsize=256)
 def _program(graph: Graph, rules: Rewrites, fixed: Fixed, ways: Ways, target: Target) -> Executable:
-    with exactly(rules), settings.changed(tuning=ways[0], float32_products=ways[1]):
+    with only_these_rules(rules), settings.changed(tuning=ways[0], float32_products=ways[1]):
         known = _drafts.pop((id(graph), rules, fixed, ways, target), None)
         plan = plan_program(graph, target, fixed) if known is None else known[1]
         return target.executable(plan)
@@ -79,7 +79,7 @@ def draft(
     gets that of this plan.
     """
     target = target or default_target()
-    key = id(graph), rewrites(), fixed, _ways(), target
+    key = id(graph), rewrites(), fixed, _current_ways(), target
     known = _drafts.get(key)
     if known is None:
         plan = plan_program(graph, target, fixed, written or WrittenKernels())
@@ -103,7 +103,7 @@ _drafts: OrderedDict[tuple[int, Rewrites, Fixed, Ways, Target], tuple[Graph, Pro
 
 def executable(graph: Graph, fixed: Fixed = (), target: Target | None = None) -> Executable:
     """What runs a graph; equal graphs are compiled once, and found on disk by later processes."""
-    rules, ways, target = rewrites(), _ways(), target or default_target()
+    rules, ways, target = rewrites(), _current_ways(), target or default_target()
     way = f" tuned for {get_num_threads()} threads" if ways[0] else ""
     way += "" if ways[1] == EXACT else f" {ways[1]}"
     key = graph.digest() + way + "".join(f" {position}" for position in fixed), rules, target
@@ -111,7 +111,7 @@ def executable(graph: Graph, fixed: Fixed = (), target: Target | None = None) ->
     if known is None:
         is_known_here_only = rules or any(map(is_local, graph.nodes)) or has_collectives(graph)
         compiled = partial(_program, graph, rules, fixed, ways, target)
-        known = compiled() if is_known_here_only else target.stored(key[0], compiled)
+        known = compiled() if is_known_here_only else target.stored_executable(key[0], compiled)
         _executables[key] = known
         if len(_executables) > KEPT:
             _executables.popitem(last=False)

@@ -295,7 +295,7 @@ def _finish(
     writes = [
         write
         for held in trace.held.values()
-        for write in _writes(held, put, trace.written_gradients)
+        for write in _writes_to_handle(held, put, trace.written_gradients)
     ]
     if drawn is not None:
         writes.append(Write(Source(), put(drawn)))
@@ -309,7 +309,7 @@ def _finish(
     )
 
 
-def _writes(held: Held, put: Callable[[Any], int], replaced: Set[int]) -> list[Write]:
+def _writes_to_handle(held: Held, put: Callable[[Any], int], replaced: Set[int]) -> list[Write]:
     """What the call changed in one handle; its gradient also where it was cleared already."""
     found: list[Write] = []
     handle, source = held.handle(), held.source

@@ -33,7 +33,7 @@ from weft.core.dimensions import symbols_in
 from weft.core.records import frozen
 from weft.core.shapes import symbol
 from weft.core.types import TensorType
-from weft.ir.eager import contiguous
+from weft.ir.eager import contiguous_array
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
 from weft.ir.kinds import Elementwise, Movement
 from weft.ir.reverse import or_zeros, vjp
@@ -44,7 +44,7 @@ from weft.ir.walking import is_pure
 from weft.ops.control import (
     Marks,
     closed_graph,
-    inexact,
+    inexact_marks,
     place_marked,
     select_marked,
     silent_graph,
@@ -131,10 +131,13 @@ def _joint(graph: Graph, wanted: Marks) -> Graph:
 
         varying = select_marked(inputs, wanted)
         results, pullback = vjp(outputs, *varying)
-        return [*results, *or_zeros(pullback(place_marked(cotangents, inexact(kinds))), varying)]
+        return [
+            *results,
+            *or_zeros(pullback(place_marked(cotangents, inexact_marks(kinds))), varying),
+        ]
 
     return closed_graph(
-        outputs_and_cotangents, [*graph.input_types, *select_marked(kinds, inexact(kinds))]
+        outputs_and_cotangents, [*graph.input_types, *select_marked(kinds, inexact_marks(kinds))]
     )
 
 
@@ -244,7 +247,7 @@ class Taped:
         """`places`: of the inputs, where the graph has parts on several devices; else nothing."""
         self.graph, self._target, self._device = graph, target, device
         self._wanted = tuple(
-            w and d for w, d in zip(wanted, inexact(graph.input_types), strict=True)
+            w and d for w, d in zip(wanted, inexact_marks(graph.input_types), strict=True)
         )
         self._cut = split_graph(graph, self._wanted, target)
         self._forward = unit_executable(self._cut.forward, target, places, device)
@@ -258,14 +261,14 @@ class Taped:
         self._kept_outputs = [
             Place("output", place) in needed for place in range(len(graph.outputs))
         ]
-        self._inexact = inexact(graph.output_types)
+        self._inexact = inexact_marks(graph.output_types)
         self._params = {"graph": graph, "pull": self}
 
     def _needed_places(self, places: Places) -> Places:
         """Where what the backward program is given is, in a program on several devices."""
         outputs = device_plan(self._cut.forward, places, self._device).outputs
         results = outputs[: len(self.graph.outputs)]
-        inexact_outputs = select_marked(results, inexact(self.graph.output_types))
+        inexact_outputs = select_marked(results, inexact_marks(self.graph.output_types))
         return tuple(
             places[place.position]
             if place.kind == "input"
@@ -330,7 +333,7 @@ class Taped:
         if self._backward is None:
             graph = self._cut.backward
             self._backward = unit_executable(graph, self._target, self._places, self._device)
-        found = iter(self._backward.run([contiguous(array) for array in arrays]))
+        found = iter(self._backward.run([contiguous_array(array) for array in arrays]))
         return [wrap(next(found)) if want else None for want in self._wanted]
 
     def _cotangent(self, node: Node, cotangents: dict[int, Tensor], position: int) -> Any:

@@ -22,7 +22,7 @@ from itertools import count, islice
 from weft.compiler.fusion.aliases import shares_memory
 from weft.compiler.fusion.costs import usual_bytes
 from weft.compiler.fusion.element_reads import Accesses, Loads
-from weft.compiler.fusion.readers import further_reader_counts, reader_counts
+from weft.compiler.fusion.readers import further_reader_counts, reader_counts, why_read_as_whole
 from weft.compiler.fusion.split_reduction import chunk_index, chunk_lines, chunk_rows, halves
 from weft.compiler.targets.limits import FusionLimits
 from weft.core.dtypes import bfloat16, float16
@@ -259,17 +259,23 @@ class _Grouping:
     def _nodes_in_order(self) -> list[GraphNode]:
         """The nodes, numbers that are made of nothing but given numbers before all others.
 
-        A count of steps is then there when a state is updated, wherever it was written.
+        A count of steps is then there when a state is updated, wherever it was written. So are few
+        elements that are made of a few given indices or labels: a gradient does not wait for them.
         """
-        known = {atom for atom in self.inputs if not _is_many(atom)}
+        few = filter(self._is_few, self.inputs)
+        known = {atom for atom in few if not _is_many(atom) or atom.type.dtype.is_integer}
         first: list[GraphNode] = []
         for node in self.graph.nodes:
             is_ready = all(isinstance(a, Literal) or a in known for a in node.operands)
-            if is_ready and self._is_loop(node) and not _is_many(node.results[0]):
+            if is_ready and self._is_loop(node) and self._is_few(node.results[0]):
                 known.update(node.results)
                 first.append(node)
         early = set(first)
         return [*first, *[node for node in self.graph.nodes if node not in early]]
+
+    def _is_few(self, atom: Atom) -> bool:
+        count, most = atom.type.size, self.limits.early_elements
+        return not _is_many(atom) or (isinstance(count, int) and count <= most)
 
     def _roots(self, node: GraphNode) -> list[Root]:
         """The roots that make a value."""
@@ -335,7 +341,7 @@ class _Grouping:
             if not self._is_loop(node):
                 for atom in node.operands:
                     if isinstance(atom, Variable):
-                        stored.setdefault(atom, _why_read(node))
+                        stored.setdefault(atom, why_read_as_whole(node))
                 for result in node.results:
                     stored.setdefault(result, f"{name} makes it as a whole")
             elif is_reduction(node):
@@ -420,19 +426,30 @@ class _Grouping:
             stored[variable] = reason
             return
         stored[narrow] = reason
+        small = [a for a in node.operands[1:] if isinstance(a, Variable) and a in self.producer]
+        stored.update({a: "few elements, and each serves many" for a in small if a not in stored})
         self.sources[variable] = frozenset([narrow])
-        cost[variable] = self.depths[variable] = self.weights[variable] = 1
-        self.nested[variable] = 0
+        self.depths[variable] = self.weights[variable] = 3
+        cost[variable], self.nested[variable] = 2, 0
 
     def _narrow_operand(self, node: GraphNode) -> Variable | None:
-        """The 16-bit floats that a node widens, if these are to be stored in its place."""
+        """The 16-bit floats that a node widens, if these are to be stored in its place.
+
+        They may be less a number of each row, its mean: that has few elements, and is read again.
+        """
+        small = usual_bytes(node.results[0].type) // self.limits.served_elements
+        if node.primitive.name == "subtract" and usual_bytes(node.operands[1].type) <= small:
+            whole = node.operands[0]
+            node = self.producer.get(whole, node) if isinstance(whole, Variable) else node
         if node.primitive is not convert or not self.limits.stores_narrow_floats:
             return None
         source = node.operands[0]
-        if not isinstance(source, Variable) or source not in self.producer:
-            return None
-        is_narrow = source.type.dtype in (bfloat16, float16)
-        return source if is_narrow and self._is_loop(self.producer[source]) else None
+        return source if isinstance(source, Variable) and self._is_narrow_loop(source) else None
+
+    def _is_narrow_loop(self, variable: Variable) -> bool:
+        """Whether a loop of this program makes 16-bit floats."""
+        is_narrow = variable.type.dtype in (bfloat16, float16)
+        return is_narrow and self.producer.get(variable) in self.loops
 
     def _beside_small(self, value: Variable, stored: dict[Variable, str]) -> Recomputed:
         """What a value takes if the small values that it is computed from are stored.
@@ -458,8 +475,7 @@ class _Grouping:
 
     def _root(self, node: GraphNode) -> Root:
         """A stored value with the loops it is computed in; axes of size 1 need none."""
-        variable = node.results[0]
-        outer = tuple(dim for dim in variable.type.shape if dim != 1)
+        variable, outer = node.results[0], tuple(d for d in node.results[0].type.shape if d != 1)
         if not is_reduction(node):
             index = counting_index(variable.type.shape, 0)
             return Root(variable, node, outer, (), self.accesses.of_node(node, index))
@@ -479,7 +495,7 @@ class _Grouping:
             assert isinstance(step, Group)
             if step.weight + weight > self.limits.kernel_weight:
                 continue
-            if self._belongs(root, step) and step.join_root(root):
+            if self._belongs_to_group(root, step) and step.join_root(root):
                 step.weight += weight
                 self._note(root, position)
                 return position
@@ -512,7 +528,7 @@ class _Grouping:
         own = FUNCTION if is_function(node) else 1
         return own + sum([self.weights.get(atom, 0) for atom in node.operands])
 
-    def _belongs(self, root: Root, group: Group) -> bool:
+    def _belongs_to_group(self, root: Root, group: Group) -> bool:
         """Whether a root may be in a group that reads, or makes, what it reads.
 
         Updates of state stay out of reductions that make their gradients, and out of others that do
@@ -550,13 +566,6 @@ class _Grouping:
             and offset(index, atom.type.shape) == own
             for atom, index in root.reads
         )
-
-
-def _why_read(node: GraphNode) -> str:
-    """Why a node that is no loop over elements needs what it reads."""
-    if node.primitive is barrier:
-        return "others are computed again from it"
-    return f"{node.primitive.name} reads it as a whole"
 
 
 def _is_many(atom: Atom) -> bool:

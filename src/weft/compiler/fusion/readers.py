@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from weft.ir.graph import Graph, Variable
+from weft.ir.graph import Graph, GraphNode, Variable
 from weft.ops.conversion import convert
+from weft.ops.identity import barrier
 
 
 def reader_counts(graph: Graph) -> dict[Variable, int]:
@@ -33,3 +34,10 @@ def further_reader_counts(graph: Graph, readers: Mapping[Variable, int]) -> dict
             more = max(0, readers.get(node.results[0], 0) - 1)
             counts[source] = counts.get(source, 0) + more
     return counts
+
+
+def why_read_as_whole(node: GraphNode) -> str:
+    """Why a node that is no loop over elements needs what it reads."""
+    if node.primitive is barrier:
+        return "others are computed again from it"
+    return f"{node.primitive.name} reads it as a whole"

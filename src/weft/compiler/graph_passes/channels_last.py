@@ -63,7 +63,7 @@ class _Last(Walk):
         self.target = target
         self.last: dict[Variable, Atom] = {}
 
-    def nested(self, graph: Graph) -> Graph:
+    def walk_nested(self, graph: Graph) -> Graph:
         return channels_last(self.target, graph, self.tally)
 
     def visit(self, node: GraphNode) -> Sequence[Atom] | None:

@@ -41,7 +41,7 @@ def to_first(ndim: int) -> tuple[int, ...]:
     return (0, ndim - 1, *range(1, ndim - 1))
 
 
-def _first(kind: TensorType) -> TensorType:
+def _type_with_channels_first(kind: TensorType) -> TensorType:
     return kind.with_shape(tuple(kind.shape[axis] for axis in to_first(kind.ndim)))
 
 
@@ -94,7 +94,9 @@ conv_last = _with_channels_last(
     (True, False),
     name="conv_last",
     doc="Cross-correlation of x: [N, *size, C] with w: [O, C/groups, *kernel], to [N, *out, O].",
-    type_rule=lambda x, w, **params: _channels_last_type(conv.type_rule(_first(x), w, **params)),
+    type_rule=lambda x, w, **params: _channels_last_type(
+        conv.type_rule(_type_with_channels_first(x), w, **params)
+    ),
     reference=lambda x, w, **params: _channels_last_array(
         conv.reference(_channels_first_array(x), w, **params)
     ),
@@ -106,7 +108,7 @@ conv_last_input_gradient = _with_channels_last(
     name="conv_last_input_gradient",
     doc="The transpose of conv_last in its input: y: [N, *out, O] and w to [N, *spatial, C].",
     type_rule=lambda y, w, **params: _channels_last_type(
-        conv_input_gradient.type_rule(_first(y), w, **params)
+        conv_input_gradient.type_rule(_type_with_channels_first(y), w, **params)
     ),
     reference=lambda y, w, **params: _channels_last_array(
         conv_input_gradient.reference(_channels_first_array(y), w, **params)
@@ -118,7 +120,9 @@ conv_last_weight_gradient = _with_channels_last(
     (True, True),
     name="conv_last_weight_gradient",
     doc="The transpose of conv_last in its kernel: x and y to [O, C/groups, *kernel].",
-    type_rule=lambda x, y, **params: conv_weight_gradient.type_rule(_first(x), _first(y), **params),
+    type_rule=lambda x, y, **params: conv_weight_gradient.type_rule(
+        _type_with_channels_first(x), _type_with_channels_first(y), **params
+    ),
     reference=lambda x, y, **params: conv_weight_gradient.reference(
         _channels_first_array(x), _channels_first_array(y), **params
     ),

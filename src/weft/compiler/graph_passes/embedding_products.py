@@ -60,7 +60,7 @@ class _Lookups(Walk):
         self.lookups_per_row = lookups_per_row
         self.uses = Counter(atom for node in graph.nodes for atom in node.operands)
 
-    def nested(self, graph: Graph) -> Graph:
+    def walk_nested(self, graph: Graph) -> Graph:
         return _Lookups(graph, self.tally, self.lookups_per_row).run()
 
     def visit(self, node: GraphNode) -> Sequence[Atom] | None:

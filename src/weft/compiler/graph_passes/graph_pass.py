@@ -19,7 +19,7 @@ from weft.ir.graph import Graph
 from weft.ir.verify import verify
 from weft.ir.walking import Tally
 
-__all__ = ["NODES", "VERIFYING", "Noun", "Pass", "StageReport", "run_pass"]
+__all__ = ["NODES", "VERIFYING", "Noun", "Pass", "StageReport", "run_pass", "verify_in_tests"]
 
 VERIFYING: list[bool] = []
 """Whether each stage is followed by its verifier: where anything is in the list, as in tests."""
@@ -79,13 +79,19 @@ def _count_text(count: int, noun: Noun) -> str:
     return f"{count} {noun[count != 1]}"
 
 
+def verify_in_tests(graph: Graph) -> None:
+    """Verify a graph where `VERIFYING` says so: the first one, and what each pass made anew."""
+    if VERIFYING:
+        verify(graph)
+
+
 def run_pass(each: Pass, graph: Graph) -> tuple[Graph, StageReport]:
-    """The graph after a pass, verified in tests, and what the pass did."""
+    """The graph after a pass, verified in tests where it is another one, and what the pass did."""
     tally: Tally = Counter()
     start = perf_counter()
     result = each.run(graph, tally)
-    if VERIFYING:
-        verify(result)
+    if result is not graph:
+        verify_in_tests(result)
     seconds = perf_counter() - start
     sizes = len(graph.nodes), len(result.nodes)
     return result, StageReport(each.name, *sizes, dict(+tally), seconds)

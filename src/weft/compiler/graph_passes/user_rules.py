@@ -111,7 +111,7 @@ def rewrites() -> Rewrites:
 
 
 @contextmanager
-def exactly(rules: Rewrites) -> Iterator[None]:
+def only_these_rules(rules: Rewrites) -> Iterator[None]:
     """Inside a `with` block these rules hold, and no others."""
     token = _only.set(rules)
     try:
@@ -293,11 +293,11 @@ class _Sides:
 
 def _graph(f: Function, types: Types, holes: Mapping[str, Any]) -> Graph:
     """A side of a rule as the passes see it."""
-    closure = trace(lambda *operands: [_single(f(*operands, **holes))], types)
-    return remove_dead_code(inline(closure.closed()))
+    closure = trace(lambda *operands: [_single_tensor(f(*operands, **holes))], types)
+    return remove_dead_code(inline(closure.closed_graph()))
 
 
-def _single(found: Any) -> Tensor:
+def _single_tensor(found: Any) -> Tensor:
     """What a side of a rule gives, if it is one tensor."""
     if isinstance(found, (tuple, list, dict)):
         _refuse("a side of a rule has several results", "one tensor",
@@ -345,7 +345,7 @@ class _Check:
 
     def _side(self, side: Function) -> Callable[..., Any]:
         holes = self.sides.holes
-        return lambda *operands: _single(side(*operands, **holes))
+        return lambda *operands: _single_tensor(side(*operands, **holes))
 
     def _check_values(self, operands: Sequence[Array]) -> None:
         left = self._side(self.sides.pattern)(*map(wrap, operands))
@@ -354,11 +354,14 @@ class _Check:
         except Exception as error:
             if getattr(error, "op", "") == OP:
                 raise
-            self._differ(operands, "the replacement does not take operands of the pattern's",
-                         {"error": f"{type(error).__name__}: {error}".splitlines()[0]})  # fmt: skip
+            self._refuse_difference(
+                operands,
+                "the replacement does not take operands of the pattern's",
+                {"error": f"{type(error).__name__}: {error}".splitlines()[0]},
+            )
         wanted = left.type
         if right.type != wanted and right.ndim:
-            self._differ(operands, "pattern and replacement have different types",
+            self._refuse_difference(operands, "pattern and replacement have different types",
                          {"pattern": left.type, "replacement": right.type})  # fmt: skip
         right_array = np.broadcast_to(right._value, left._value.shape)
         self._compare("pattern and replacement differ", operands, left._value, right_array,
@@ -401,13 +404,13 @@ class _Check:
     def _compare(
         self, problem: str, operands: Sequence[Array], left: Array, right: Array, steps: float
     ) -> None:
-        worst = _worst(left, right, steps)
+        worst = _farthest_place(left, right, steps)
         if worst is not None:
             got = {"pattern": left[worst].item(), "replacement": right[worst].item()}
             place = f"at {list(worst)}" if worst else ""
-            self._differ(operands, problem, got, place)
+            self._refuse_difference(operands, problem, got, place)
 
-    def _differ(
+    def _refuse_difference(
         self, operands: Sequence[Array], problem: str, got: Mapping[str, Any], place: str = ""
     ) -> NoReturn:
         """Refuse the rule, with the operands that show it."""
@@ -428,7 +431,7 @@ def _is_wide(dtype: DType) -> bool:
     return dtype not in (float16, bfloat16)
 
 
-def _worst(left: Array, right: Array, steps: float) -> tuple[int, ...] | None:
+def _farthest_place(left: Array, right: Array, steps: float) -> tuple[int, ...] | None:
     """Where two arrays are further apart than so many roundings; None where they are nowhere."""
     if left.dtype.kind in "biu" or not left.size:
         apart = left != right

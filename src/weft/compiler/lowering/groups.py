@@ -192,7 +192,7 @@ class _Lowering:
             if isinstance(atom, Variable) and atom not in self.members
         }
         self.joined = _whole_values(group)
-        self.escaping = {v for v in self.members if self._escapes(v)}
+        self.escaping = {v for v in self.members if self._is_read_outside(v)}
 
     # --- loops -------------------------------------------------------------------------------
 
@@ -203,13 +203,13 @@ class _Lowering:
         merged: list[list[int]] = []
         for loop in range(whole):
             previous = merged[-1] if merged and loop != outer else None
-            if previous is not None and self._contiguous(previous[-1], loop):
+            if previous is not None and self._are_contiguous(previous[-1], loop):
                 previous.append(loop)
             else:
                 merged.append([loop])
         return merged
 
-    def _contiguous(self, first: int, second: int) -> bool:
+    def _are_contiguous(self, first: int, second: int) -> bool:
         if any(_uses_positions(root, self.context) for root in self.group.roots):
             return False
         extent = (self.group.outer + self.group.inner)[second]
@@ -288,7 +288,7 @@ class _Lowering:
             if row * v.type.dtype.itemsize <= self.context.limits.held_row_bytes
         }
 
-    def _escapes(self, variable: Variable) -> bool:
+    def _is_read_outside(self, variable: Variable) -> bool:
         """Whether a value is read outside the group."""
         if variable in self.context.outputs:
             return True

@@ -67,20 +67,20 @@ class Ladders:
 
         def rank(number: int) -> tuple[float, ...]:
             ladder = self._ladder(number)
-            found = ladder.first(target)
+            found = ladder.first_fitting_step(target)
             return (
                 (1.0, ladder.lowest_step.peak) if found is None else (0.0, found.cost, found.peak)
             )
 
-        best = self._best(rank)
-        found = None if best is None else self._ladder(best).first(target)
+        best = self._best_ladder(rank)
+        found = None if best is None else self._ladder(best).first_fitting_step(target)
         return (
             None
             if best is None or found is None
             else self._ladder(best).prune_choice(found, target)
         )
 
-    def _best(self, rank: Callable[[int], tuple[float, ...]]) -> int | None:
+    def _best_ladder(self, rank: Callable[[int], tuple[float, ...]]) -> int | None:
         """The number of the ladder of least rank, looked for among a few, then beside the best."""
         ranks = {number: rank(number) for number in range(0, len(self._bounds), APART)}
         while ranks:
@@ -94,7 +94,7 @@ class Ladders:
     @property
     def smallest_choice(self) -> Weight:
         """The choice that needs least memory."""
-        best = self._best(lambda number: (self._ladder(number).lowest_step.peak,))
+        best = self._best_ladder(lambda number: (self._ladder(number).lowest_step.peak,))
         nothing = self.flow.weigh(frozenset())
         return nothing if best is None else min(nothing, self._ladder(best).lowest_step, key=_need)
 
@@ -131,7 +131,7 @@ class Ladder:
         """The weight of the lowest step."""
         return min(map(self.weigh, self.ends), key=_need)
 
-    def first(self, target: float) -> Weight | None:
+    def first_fitting_step(self, target: float) -> Weight | None:
         """The first step that fits, by halving: each step drops more than the one before."""
         high = next((end for end in self.ends if self.weigh(end).peak <= target), -1)
         if high < 0:

@@ -126,7 +126,7 @@ class Flow:
         self._reads: dict[Variable, tuple[Variable, ...]] = {} if like is None else {**like._reads}
         self._places: dict[int, tuple[int, tuple[Variable, ...]]] = {}
         self.readers = self._readers(like)
-        live = self._curve(self._lives()) or [0]
+        live = self._curve(self._live_ranges()) or [0]
         self.start = live.index(max(live)) if start is None else start
         self.hill = _hill(live, self.start)
         self.others = max([*live[: self.hill.start], *live[self.hill.stop :]], default=0)
@@ -170,7 +170,7 @@ class Flow:
             return ()
         return (atom,) if atom in self.stored else self._reads[atom]
 
-    def _lives(self) -> list[tuple[int, int, int]]:
+    def _live_ranges(self) -> list[tuple[int, int, int]]:
         """From where to where each stored value lives, and its bytes."""
         last = {v: self.made[v] for v in self.stored}
         for place, reads in self.readers:
@@ -345,9 +345,9 @@ class _Again:
             if place < flow.start:
                 self.last.update(dict.fromkeys(reads, place))
             else:
-                self._late(place, reads)
+                self._read_behind_peak(place, reads)
 
-    def _late(self, place: int, reads: Iterable[Variable]) -> None:
+    def _read_behind_peak(self, place: int, reads: Iterable[Variable]) -> None:
         """A node behind the peak reads values: dropped ones are computed again, if they are not."""
         stack = list(reads)
         while stack:

@@ -129,7 +129,7 @@ class _Plan:
         return self.report.peak
 
     @property
-    def outside(self) -> int:
+    def bytes_outside_arena(self) -> int:
         """What is not in the arena, and the same whatever is dropped."""
         return self.report.peak - self.report.arena
 
@@ -239,7 +239,7 @@ class _Search:
         self, graph: Graph, limits: Limits, budget: int, judge: Judge, outside: int
     ) -> None:
         self.graph, self.limits, self.budget, self.judge = graph, limits, budget, judge
-        self.outside = outside
+        self.bytes_outside_arena = outside
         """What arguments and results take: a guess, until a plan is there."""
         self.seen: list[_Plan] = []
 
@@ -247,7 +247,7 @@ class _Search:
         """The plan that fits; None if none was found."""
         flow = Flow(self.graph, self.limits)
         plan: _Plan | None = None
-        if flow.weigh(frozenset()).peak + self.outside <= HOPELESS * self.budget:
+        if flow.weigh(frozenset()).peak + self.bytes_outside_arena <= HOPELESS * self.budget:
             plan = self.draft_plan(Fit(self.graph))
             if plan.peak <= self.budget:
                 return plan
@@ -273,7 +273,7 @@ class _Search:
         That way is the same whatever the budget, so that what one budget finds others do, too.
         """
         fit = Fit(released(Flow(self.graph, self.limits)))
-        down = _Search(self.graph, self.limits, 0, self.judge, self.outside)
+        down = _Search(self.graph, self.limits, 0, self.judge, self.bytes_outside_arena)
         down.seen = self.seen
         down._descend(fit, None)
         _Round(down, fit, None).explore()
@@ -285,7 +285,7 @@ class _Search:
     def draft_plan(self, fit: Fit, choices: tuple[Choice, ...] = (), cost: float = 0.0) -> _Plan:
         """The plan of a graph."""
         plan = _Plan(fit, self.judge(fit.graph), choices, cost)
-        self.outside = plan.outside
+        self.bytes_outside_arena = plan.bytes_outside_arena
         self.seen.append(plan)
         return plan
 
@@ -316,7 +316,7 @@ class _Round:
             if self.flow.others > target:  # of several hills this was one
                 return plan
             best = min([plan, best] if best else [plan], key=self._rank)
-            allowed, arena = budget - plan.outside, max(1, plan.report.arena)
+            allowed, arena = budget - plan.bytes_outside_arena, max(1, plan.report.arena)
             if plan.peak <= budget:
                 if refined == REFINED or arena > CLOSE * allowed:
                     break
@@ -341,7 +341,7 @@ class _Round:
 
     def _target(self) -> float:
         """What the model should have for the plan to fit."""
-        allowed = self.search.budget - self.search.outside
+        allowed = self.search.budget - self.search.bytes_outside_arena
         if self.before is None:
             return allowed * USUAL
         return allowed * self.flow.weigh(frozenset()).peak / max(1, self.before.report.arena)

@@ -15,9 +15,9 @@ one place where a step may change it there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from weft.compiler.plan.in_place import replaceable_inputs
 from weft.compiler.plan.launch import (
@@ -38,6 +38,8 @@ from weft.runtime.memory import ALIGNMENT
 
 Planned = Callable[..., ProgramPlan]
 """Plans a graph inside; see `planning.plan_graph`."""
+Bytes = TypeVar("Bytes", bound=Any)
+"""A number of bytes, or what stands for one for all sizes."""
 
 
 @frozen(slots=False)
@@ -80,17 +82,27 @@ class Loop:
 
         What one plan has made once, before the first step, must outlive the runs of the other.
         """
-        peaks = [plan.planner.at(sizes).peak for plan in self.plans]
+        return self.stack_plans([plan.planner.plan_for(sizes).peak for plan in self.plans], 0, max)
+
+    def stack_plans(
+        self, peaks: Sequence[Bytes], start: Bytes, largest: Callable[..., Bytes]
+    ) -> list[Bytes]:
+        """Where plans of so many bytes, in whole lines, begin, and where the last ends."""
         if not any(plan.once for plan in self.plans):
-            return [*[0 for _ in peaks], max(peaks)]
-        return [sum(map(_aligned_size, peaks[:number])) for number in range(len(peaks) + 1)]
+            return [*[start for _ in peaks], largest(peaks)]
+        return [sum(peaks[:number], start) for number in range(len(peaks) + 1)]
 
     def spare_places(self, sizes: Sizes) -> list[int]:
         """Where the spare places of carries begin in scratch memory, and where the last ends."""
-        places = self.plan_places(sizes)[-1:]
+        start = self.plan_places(sizes)[-1]
+        return self.stack_spares(start, lambda kind: _aligned_size(bytes_of(kind, sizes)))
+
+    def stack_spares(self, start: Bytes, size: Callable[[TensorType], Bytes]) -> list[Bytes]:
+        """Where the spare places begin behind the plans; size: of a value, in whole lines."""
+        places = [start]
         for number, kind in enumerate(self.plans[0].graph.output_types[: self.num_carry]):
-            spare = 0 if number in self.kept_carries else _aligned_size(bytes_of(kind, sizes))
-            places.append(places[-1] + spare)
+            is_kept = number in self.kept_carries
+            places.append(places[-1] if is_kept else places[-1] + size(kind))
         return places
 
 
@@ -106,7 +118,7 @@ class Choice:
 
     def bytes(self, sizes: Sizes) -> int:
         """The scratch memory: one branch after the other lies in it."""
-        return max(plan.planner.at(sizes).peak for plan in self.plans)
+        return max(plan.planner.plan_for(sizes).peak for plan in self.plans)
 
 
 @frozen(eq=False)

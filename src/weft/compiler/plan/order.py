@@ -22,12 +22,12 @@ from heapq import heappop, heappush
 from weft.compiler.plan.launch import Kind, Launch, Root, Value
 
 
-def early(launches: Sequence[Launch], root: Root) -> list[Launch]:
+def runnable_order(launches: Sequence[Launch], root: Root) -> list[Launch]:
     """The launches in an order in which they can run, otherwise as they are given."""
     writers = _writers(launches, root)
     needs = launches_before(launches, root)
     _keep_effects_in_order(launches, needs)
-    wishes = _possible(needs, _wishes(launches, writers, root))
+    wishes = _possible_wishes(needs, _wishes(launches, writers, root))
     return [launches[place] for place in _sort_places(needs, wishes)]
 
 
@@ -99,7 +99,7 @@ def _wishes(
     return found
 
 
-def _possible(needs: Sequence[set[int]], wishes: Sequence[set[int]]) -> list[set[int]]:
+def _possible_wishes(needs: Sequence[set[int]], wishes: Sequence[set[int]]) -> list[set[int]]:
     """The wishes without those to be behind a launch that needs the one that wishes."""
     bits = {place: 1 << n for n, place in enumerate(p for p, w in enumerate(wishes) if w)}
     if not bits:
@@ -129,8 +129,8 @@ def _sort_places(needs: Sequence[set[int]], wishes: Sequence[set[int]]) -> list[
             waits.release(impatient.ready[0])
         place = heappop(waits.ready)
         order.append(place)
-        waits.go(place)
-        impatient.go(place)
+        waits.mark_as_run(place)
+        impatient.mark_as_run(place)
     return order
 
 
@@ -151,7 +151,7 @@ class _Waits:
         self.counts[place] = 0
         heappush(self.ready, place)
 
-    def go(self, place: int) -> None:
+    def mark_as_run(self, place: int) -> None:
         """One has run: those that waited for nothing else are ready."""
         self.gone.add(place)
         for follower in self.followers.get(place, ()):

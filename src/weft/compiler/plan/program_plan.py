@@ -87,14 +87,14 @@ class ProgramPlan:
         return self.slots[self.root(value)]
 
     @cached_property
-    def inner(self) -> list[ProgramPlan]:
+    def inner_plans(self) -> list[ProgramPlan]:
         """The plans inside: bodies of loops, branches of choices."""
         return [plan for each in self.launches if each.nested for plan in each.nested.plans]
 
     def every_plan(self) -> Iterator[ProgramPlan]:
         """The plan, and all inside it."""
         yield self
-        for plan in self.inner:
+        for plan in self.inner_plans:
             yield from plan.every_plan()
 
     def every_launch(self) -> Iterator[Launch]:
@@ -124,7 +124,7 @@ class ProgramPlan:
 def _lines(plan: ProgramPlan, sizes: Sizes, indent: str) -> Iterator[str]:
     """The lines of a plan; without sizes for its symbols it has no places and bytes."""
     bound = all(name in sizes for name in symbols_of(plan.graph))
-    memory = plan.planner.at(sizes) if bound else None
+    memory = plan.planner.plan_for(sizes) if bound else None
     seen: set[Value] = set()
 
     def value_name(value: Value) -> str:

@@ -26,7 +26,7 @@ from functools import partial
 from math import lcm
 
 from weft.compiler.plan.launch import Kind, Launch, Root, Sizes, Value, no_numbers, one
-from weft.compiler.plan.order import early
+from weft.compiler.plan.order import runnable_order
 from weft.compiler.targets.limits import PlanLimits
 from weft.core.records import frozen
 from weft.core.shapes import Dimension, size, substitute
@@ -57,13 +57,13 @@ def chain_launches(
     """The launches, chains as one each, as early as they can run; `outputs` are stored."""
     if not limits.fused_launches:
         return list(launches)
-    order = _lazy(launches, root)
+    order = _order_with_late_sums(launches, root)
     made = _Chains([launches[place] for place in order], outputs, graph, root, limits).all()
     found = {place: launch for place, launch in zip(order, made, strict=True) if launch is not None}
-    return early([found[place] for place in sorted(found)], root)
+    return runnable_order([found[place] for place in sorted(found)], root)
 
 
-def _lazy(launches: Sequence[Launch], root: Root) -> list[int]:
+def _order_with_late_sums(launches: Sequence[Launch], root: Root) -> list[int]:
     """An order in which sums over rows, and what is made of them, wait until they are read.
 
     So they are in nobody's way: a chain may go on behind them, or take them in.

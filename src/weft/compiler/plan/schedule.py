@@ -85,7 +85,9 @@ def peak(launches: Sequence[Launch], tasks: Sequence[Task], sizes: Mapping[Hasha
     last = _last_readers(launches, tasks)
     live = most = 0
     for place, launch in enumerate(launches):
-        live += sum(sizes.get(value, 0) for value in _values_of_launch(launch, tasks, _writes))
+        live += sum(
+            sizes.get(value, 0) for value in _values_of_launch(launch, tasks, _written_values)
+        )
         most = max(most, live)
         ended = {v for v in _values_of_launch(launch, tasks, _all) if last[v] == place}
         live -= sum(sizes.get(value, 0) for value in ended)
@@ -100,7 +102,7 @@ def _last_readers(launches: Sequence[Launch], tasks: Sequence[Task]) -> dict[Has
     }
 
 
-def _writes(task: Task) -> Iterable[Hashable]:
+def _written_values(task: Task) -> Iterable[Hashable]:
     """What takes memory from here on."""
     return [value for value in task.writes if value not in task.reads]
 
@@ -232,12 +234,12 @@ def _reorder_launches(
     head: list[Launch], tail: list[Launch], tasks: Sequence[Task], sizes: Mapping[Hashable, int]
 ) -> list[Launch]:
     """The launches in an order that needs less memory, if one is found."""
-    found = _frugal(head, tail, tasks, sizes)
+    found = _order_by_freed_memory(head, tail, tasks, sizes)
     needed = peak([*head, *tail], tasks, sizes)
     return found if peak([*found, *tail], tasks, sizes) * TOLERATED < needed else head
 
 
-def _frugal(
+def _order_by_freed_memory(
     head: list[Launch], tail: list[Launch], tasks: Sequence[Task], sizes: Mapping[Hashable, int]
 ) -> list[Launch]:
     """Of the launches that can run, the first that frees what it takes; else the first."""
@@ -275,7 +277,7 @@ def _gain(
 ) -> int:
     """The bytes that are free after a launch and were not before."""
     ended = sum(sizes.get(v, 0) for v in _values_of_launch(launch, tasks, _all) if readers[v] == 1)
-    return ended - sum(sizes.get(v, 0) for v in _values_of_launch(launch, tasks, _writes))
+    return ended - sum(sizes.get(v, 0) for v in _values_of_launch(launch, tasks, _written_values))
 
 
 def _launches_before(head: Sequence[Launch], tasks: Sequence[Task]) -> list[set[int]]:

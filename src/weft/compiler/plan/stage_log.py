@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 
-from weft.compiler.graph_passes.graph_pass import Pass, StageReport, run_pass
+from weft.compiler.graph_passes.graph_pass import Pass, StageReport, run_pass, verify_in_tests
 from weft.compiler.pipeline import FUSION, Stage
 from weft.ir.graph import Graph
 
@@ -49,6 +49,7 @@ class StageLog:
 
     def run_passes(self, passes: Sequence[Pass], graph: Graph) -> Graph:
         """The graph after passes, each once."""
+        verify_in_tests(graph)
         for each in passes:
             graph, report = run_pass(each, graph)
             self._counted += report.seconds

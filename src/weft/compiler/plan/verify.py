@@ -30,13 +30,13 @@ def verify_plan(program: ProgramPlan, sizes: Sizes) -> None:
     launches that run once, and outputs that the plan holds, live to the end.
     """
     _verify_order(program, sizes)
-    plan = program.planner.at(sizes)
+    plan = program.planner.plan_for(sizes)
     ranges = _live_ranges(program, plan)
     _verify_sizes(program, plan, ranges, sizes)
     _verify_places(program, plan, ranges, sizes)
     for part in (p for each in program.launches for p in each.parts() if p.blocks):
         _verify_scratch(part, sizes)
-    for inner in program.inner:
+    for inner in program.inner_plans:
         verify_plan(inner, sizes)
 
 
@@ -93,7 +93,9 @@ def _verify_sizes(
     program: ProgramPlan, plan: MemoryPlan, ranges: dict[Variable, tuple[int, int]], sizes: Sizes
 ) -> None:
     scratch = {
-        launch.nested.scratch: max(each.planner.at(sizes).peak for each in launch.nested.plans)
+        launch.nested.scratch: max(
+            each.planner.plan_for(sizes).peak for each in launch.nested.plans
+        )
         for launch in program.launches
         if launch.nested
     }

@@ -330,7 +330,7 @@ class _Reports:
 
     def __init__(self, plan: ProgramPlan, sizes: Sizes, donated: Sequence[Donation]) -> None:
         graph = plan.graph
-        reused = plan.planner.at(sizes).reused
+        reused = plan.planner.plan_for(sizes).reused
         self.in_place = {value for value, slot in plan.slots.items() if str(slot) in reused}
         self.in_place |= {graph.outputs[output] for output, _ in donated}
         self.plan, self.sizes = plan, sizes
@@ -369,7 +369,7 @@ class _Reports:
         is_update = launch.updates and launch.group is None and launch.kind is not Kind.COLLECTIVE
         if launch.kind is Kind.COPY or is_update:
             return self.update(launch)
-        nodes = self.fused_nodes(launch.group) if launch.group else self._single(launch)
+        nodes = self.fused_nodes(launch.group) if launch.group else self._node_of_launch(launch)
         reads = {v for v in launch.values if v not in launch.writes}
         writes = [v for v in launch.writes if v in self.names or v in self.packed]
         return KernelReport(
@@ -451,7 +451,7 @@ class _Reports:
         names = [node.primitive.name for node in nodes]
         return "product" if names in (["dot"], ["dot_wide"]) else "kernel"
 
-    def _single(self, launch: Launch) -> list[GraphNode]:
+    def _node_of_launch(self, launch: Launch) -> list[GraphNode]:
         """The node of a launch; none for the packing of an operand, which is part of a product."""
         known = launch.node or self.producer.get(launch.writes[0])
         if launch.kind is Kind.SUM:  # adds up what the convolution before it has multiplied

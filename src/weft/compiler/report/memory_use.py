@@ -142,7 +142,7 @@ def memory_report(
 
     beside: outputs that replace what an earlier call has left, which lives until they are there.
     """
-    graph, memory = plan.graph, plan.planner.at(sizes)
+    graph, memory = plan.graph, plan.planner.plan_for(sizes)
     values = {str(slot): value for value, slot in plan.slots.items()}
     given = set(graph.inputs)
     replaced = {graph.outputs[output] for output, _ in donated}
@@ -155,7 +155,7 @@ def memory_report(
         sum(bytes_of(value.type, sizes) for value in replaced),
         _constants(plan),
         memory.peak,
-        _temporary(plan, sizes),
+        _temporary_bytes(plan, sizes),
         tuple(call.name for call in plan.launches),
         (*timeline, *[0] * (len(plan.launches) - len(timeline))),
         tuple(_live_values(plan, values, sizes)),
@@ -171,7 +171,7 @@ def _live_values(
     producer = {result: node for node in plan.graph.nodes for result in node.results}
     inside = {call.nested.scratch: call.nested.node for call in plan.launches if call.nested}
     users = _users(plan, producer)
-    memory = plan.planner.at(sizes)
+    memory = plan.planner.plan_for(sizes)
     for buffer in memory.buffers:
         value = values[buffer.name]
         assert isinstance(value, Variable)
@@ -199,14 +199,14 @@ def _users(
     return found
 
 
-def _temporary(plan: ProgramPlan, sizes: Sizes) -> int:
+def _temporary_bytes(plan: ProgramPlan, sizes: Sizes) -> int:
     """What the largest call by reference makes before it is copied to its place."""
     called = [call for call in plan.launches if call.node is not None]
     made = [sum(bytes_of(value.type, sizes) for value in call.writes) for call in called]
-    return max([*made, *[_temporary(inner, sizes) for inner in plan.inner]], default=0)
+    return max([*made, *[_temporary_bytes(inner, sizes) for inner in plan.inner_plans]], default=0)
 
 
 def _constants(plan: ProgramPlan) -> int:
     """The bytes of the constants of a program, those inside of loops and choices included."""
     own = [value.value.nbytes for value in plan.slots if isinstance(value, Literal)]
-    return sum(own) + sum(map(_constants, plan.inner))
+    return sum(own) + sum(map(_constants, plan.inner_plans))

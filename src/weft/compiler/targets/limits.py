@@ -44,6 +44,12 @@ class PassLimits:
     """Whether convolutions multiply 16-bit floats as they are; else they become float32 first."""
     sums_by_image: bool = True
     """Whether sums over images and places are made image by image first, while those are cached."""
+    expands_matrix_functions: bool = True
+    """Whether pseudo-inverses, adjugates and factorisations of 16-bit floats are written by others;
+    else each is called as a whole by reference."""
+    factor_table_elements: int = 1 << 18
+    """Elements of the table of factors of an adjugate, which is part of a program; larger ones are
+    left to the reference."""
     tall_product_rows: int = 1024
     """Rows from which a product is as fast in each step of a loop as over all steps at once."""
 
@@ -91,6 +97,9 @@ class FusionLimits:
     the last axis alone."""
     fewest_chunks: int = 0
     """Chunks that there should be: chunks of 32 rows and more are cut into halves for that."""
+    early_elements: int = 0
+    """Elements up to which a value that is made of given integers alone (labels, indices) is
+    made before all others, so that what needs it waits for nothing else. 0: numbers alone."""
     chunked_rows: int = 64
     """Rows from which sums over them are made in chunks."""
     chunked_columns: int = 16

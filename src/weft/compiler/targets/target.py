@@ -131,7 +131,7 @@ class Target(Hashable, Protocol):
     def executable(self, plan: ProgramPlan) -> Executable:
         """What runs a plan: its kernels compiled, its memory laid out."""
 
-    def stored(self, digest: str, compiled: Callable[[], Executable]) -> Executable:
+    def stored_executable(self, digest: str, compiled: Callable[[], Executable]) -> Executable:
         """The program of a graph's digest: found on disk, or compiled and stored for others."""
 
     def watch(self, observe: Observer) -> AbstractContextManager[None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 import weft as wf
 from weft.collectives import Pairs, Reduce
 from weft.distributed.engines.engine import LostProcess, receivers, reduce_arrays, widen_for_sum
+from weft.distributed.engines.messages import Mailbox
 from weft.distributed.membership import Membership
 
 __all__ = ["Generation", "GlooEngine", "gloo_world", "join_gloo_world"]
@@ -206,25 +208,18 @@ class GlooEngine:
         """See `Engine`."""
         self._call(self._gloo.barrier, self._context)
 
+    @cached_property
+    def _mailbox(self) -> Mailbox:
+        """What messages go by: xoscar's calls wait for the receiver, and keep all threads so."""
+        return Mailbox(self._folder, self._group, self._rank, self._timeout)
+
     def send(self, data: Array, target: int, tag: int) -> None:
-        """Refuse messages: xoscar's call waits for the receiver, and keeps all threads waiting."""
-        raise wf.UnsupportedError(
-            "distributed.send",
-            "messages between two processes are not sent by gloo",
-            expected="processes joined by Open MPI: weft launch train.py",
-            got={"engine": self.name, "target": target, "bytes": data.size, "tag": tag},
-            fix='wf.distributed.init("mpi")',
-        )
+        """See `Engine`."""
+        self._mailbox.send(data, target, tag)
 
     def receive(self, source: int, tag: int) -> Array:
-        """Refuse messages; see `send`."""
-        raise wf.UnsupportedError(
-            "distributed.receive",
-            "messages between two processes are not sent by gloo",
-            expected="processes joined by Open MPI: weft launch train.py",
-            got={"engine": self.name, "source": source, "tag": tag},
-            fix='wf.distributed.init("mpi")',
-        )
+        """See `Engine`."""
+        return self._mailbox.receive(source, tag)
 
     def subgroup(self, ranks: Sequence[int]) -> GlooEngine:
         """See `Engine`."""
@@ -241,3 +236,5 @@ class GlooEngine:
     def close(self) -> None:
         """See `Engine`."""
         self._context.closeConnections()
+        if "_mailbox" in self.__dict__:
+            self._mailbox.close()

@@ -177,6 +177,8 @@ class MpiEngine:
             group_cells.GATHER: "MPI_Allgather",
             group_cells.EXCHANGE: "MPI_Alltoall",
             group_cells.COMBINE: "MPI_Reduce_local",
+            group_cells.BROADCAST: "MPI_Bcast",
+            group_cells.PASS: "MPI_Sendrecv",
             group_cells.ISSUE: "MPI_Iallreduce",
             group_cells.TEST: "MPI_Test",
         }
@@ -192,6 +194,8 @@ class MpiEngine:
             **{place: address for place, address in addresses.items() if address is not None},
             group_cells.COMMUNICATOR: handle(self.communicator),
             group_cells.IN_PLACE: int(mpi.IN_PLACE),
+            group_cells.RANK: self._rank,
+            group_cells.NOBODY: int(mpi.PROC_NULL),
         }
         words |= {group_cells.FIRST_TYPE + i: handle(kind) for i, kind in enumerate(kinds)}
         first = group_cells.FIRST_OPERATION

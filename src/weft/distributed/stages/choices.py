@@ -1,13 +1,15 @@
 """Plans of pipelines: the cut, schedule and micro-batches with which a step takes least time.
 
 The work of each module is read from the graphs of its forward pass and of its derivative; stages
-are cut so that the slowest is as fast as can be. Each choice is simulated event by event.
+are cut so that the slowest is as fast as can be. Each choice is simulated event by event, with the
+results of all modules kept for the way back, and with those alone that stages begin with: then a
+stage computes forward once more before it goes back.
 
 >>> import weft as wf
 >>> net = wf.nn.Sequential(*[wf.nn.Linear(64, 64) for _ in range(4)])
 >>> found = plan_pipeline(net, wf.ones((32, 64)), devices=2)
 >>> found.best.mesh.axes, sorted(found.best.pipeline)
-({'data': 1, 'stage': 2}, ['chunks', 'cut', 'micro_batches', 'schedule'])
+({'data': 1, 'stage': 2}, ['chunks', 'cut', 'micro_batches', 'recompute', 'schedule'])
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ class ModuleWork(NamedTuple):
     """Bytes that are kept from the forward pass for the way back."""
     sent: int
     """Bytes of the result."""
+    given: int = 0
+    """Bytes of the input."""
 
 
 def module_works(modules: Sequence[Any], x: wf.Tensor, work: Costs) -> list[ModuleWork]:
@@ -55,7 +59,8 @@ def module_works(modules: Sequence[Any], x: wf.Tensor, work: Costs) -> list[Modu
         kept = max(both.memory - 2 * weights - _bytes_of([x, y]), _bytes_of([y]))
         seconds = forward.computing - work.overhead
         back = both.computing - work.overhead - seconds
-        found.append(ModuleWork(seconds, max(back, 0.0), weights, kept, _bytes_of([y])))
+        sizes = (weights, kept, _bytes_of([y]), _bytes_of([x]))
+        found.append(ModuleWork(seconds, max(back, 0.0), *sizes))
         x = y
     return found
 
@@ -128,7 +133,8 @@ def _choices(modules: Sequence[Any], x: wf.Tensor, devices: int, links: Costs) -
             for schedule, chunks in SCHEDULES:
                 if stages * chunks <= with_parameters:
                     settings = (stages, devices // stages, micro_batches, schedule, chunks)
-                    yield simulated_choice(works[size], *settings, links)
+                    for recompute in (False, True):
+                        yield simulated_choice(works[size], *settings, links, recompute)
 
 
 def simulated_choice(
@@ -139,6 +145,7 @@ def simulated_choice(
     schedule: str,
     chunks: int,
     links: Costs,
+    recompute: bool = False,
 ) -> Choice:
     """One pipeline in time: its step, the sum of gradients along data, and the update."""
     weights_of_modules = [work.parameters for work in works]
@@ -151,26 +158,34 @@ def simulated_choice(
         return [sum(map(value, row)) for row in rows]
 
     start = links.overhead
+    forward = per_stage(lambda work: work.forward)
+    backward = per_stage(lambda work: work.backward + (work.forward if recompute else 0.0))
     step = simulate_pipeline(
         pipeline_order(schedule, stages, micro_batches, chunks),
-        [start + seconds for seconds in per_stage(lambda work: work.forward)],
-        [start + seconds for seconds in per_stage(lambda work: work.backward)],
+        [start + seconds for seconds in forward],
+        [start + seconds for seconds in backward],
         [links.transfer(row[-1].sent) for row in rows],
     )
     weights, kept = per_stage(lambda w: w.parameters), per_stage(lambda w: w.kept)
+    # of a micro-batch under way: all results, or the stage's input, with the rest for one at a time
+    waiting = [float(row[0].given) for row in rows] if recompute else kept
+    working = kept if recompute else [0.0] * len(rows)
     most = max(sum(weights[place::stages]) for place in range(stages))
     reduce = links.transfer(2 * (data - 1) / data * most)
     update = start + (KEPT + 3) * most / links.memory
     held = [
-        KEPT * sum(weights[place::stages]) + step.kept[place] * max(kept[place::stages])
+        KEPT * sum(weights[place::stages])
+        + step.kept[place] * max(waiting[place::stages])
+        + max(working[place::stages])
         for place in range(stages)
     ]
     seconds = step.seconds + reduce + update
     computing = step.seconds * (1 - step.idle) + update
     simulated = Simulated(seconds, computing, reduce, int(max(held)), tuple(step.timeline))
     mesh = Mesh(costs={"data": links, "stage": links}, data=data, stage=stages)
-    text = f"{schedule}, {micro_batches} micro-batches"
+    text = f"{schedule}, {micro_batches} micro-batches" + (", recomputed" if recompute else "")
     settings = {
         "schedule": schedule, "micro_batches": micro_batches, "chunks": chunks, "cut": cut,
+        "recompute": recompute,
     }  # fmt: skip
     return Choice(mesh, text, {}, simulated, "", settings)

@@ -116,13 +116,13 @@ CUBIC = -0.75
 def _cubic_weights(t: wf.Tensor) -> list[wf.Tensor]:
     """The shares of the four neighbours of a place that lies t behind the second of them."""
 
-    def near(d: wf.Tensor) -> wf.Tensor:  # at a distance up to 1
+    def near_weight(d: wf.Tensor) -> wf.Tensor:  # at a distance up to 1
         return ((CUBIC + 2) * d - (CUBIC + 3)) * d * d + 1
 
-    def far(d: wf.Tensor) -> wf.Tensor:  # at a distance from 1 to 2
+    def far_weight(d: wf.Tensor) -> wf.Tensor:  # at a distance from 1 to 2
         return ((CUBIC * d - 5 * CUBIC) * d + 8 * CUBIC) * d - 4 * CUBIC
 
-    return [far(t + 1), near(t), near(1 - t), far(2 - t)]
+    return [far_weight(t + 1), near_weight(t), near_weight(1 - t), far_weight(2 - t)]
 
 
 def _on_axis(place: wf.Tensor, size: int, padding_mode: str, align_corners: bool) -> wf.Tensor:

@@ -51,10 +51,14 @@ def verify_file(
     wanted = _named_values(program, model, renamed)
     runner = _runner(path, [(name, atom.type.dtype) for name, atom, _ in wanted])
     comparison = _Comparison(program, model, wanted, tolerance)
-    tried = _sizes_to_try(program)
-    for feeds, sizes in zip(example_inputs(program), tried, strict=True):
-        comparison.compare(feeds, runner.run(feeds), sizes)
-    notes = [runner.note] if runner.note else []
+    attempts, notes = attempts_of(program), [runner.note] if runner.note else []
+    tried = [each.sizes for each in attempts if each.refusal is None]
+    for attempt in attempts:
+        if attempt.refusal is None:
+            comparison.compare(attempt.feeds, runner.run(attempt.feeds), attempt.sizes)
+        else:
+            said = attempt.refusal.problem
+            notes.append(f"tried at one size alone: Weft takes no other ({said})")
     if comparison.moved:
         notes.append(
             f"{comparison.moved} values are moved by rounding before them; each step agrees"
@@ -163,16 +167,8 @@ def _symbols(kind: wf.TensorType) -> list[str]:
     return [name for dim in kind.shape if not isinstance(dim, int) for name in dim.symbols()]
 
 
-def example_inputs(program: Program) -> list[dict[str, Array]]:
-    """Inputs of the sizes of the examples and, where sizes vary, of others."""
-    return [
-        {name: _example(program, name, sizes, number) for name in program.inputs}
-        for number, sizes in enumerate(_sizes_to_try(program))
-    ]
-
-
 def _sizes_to_try(program: Program) -> list[dict[str, int]]:
-    """The sizes of the examples, and others; one attempt where nothing varies."""
+    """The sizes of the examples, and others, of which one is to be tried; none if none varies."""
     symbols = sorted({name for kind in program.inputs.values() for name in _symbols(kind)})
     known: dict[str, int] = {}
     for name, kind in program.inputs.items():
@@ -184,8 +180,45 @@ def _sizes_to_try(program: Program) -> list[dict[str, int]]:
             if text in symbols:
                 known.setdefault(text, int(size))
     first = {name: known.get(name, UNUSUAL_SIZE) for name in symbols}
-    second = {name: size + SIZE_STEP for name, size in first.items()}
-    return [first, second] if symbols else [{}]
+    # A table of positions may end where the example does: then sizes shrink, all or one.
+    larger = {name: size + SIZE_STEP for name, size in first.items()}
+    smaller = {name: size - 1 if size > 1 else size + SIZE_STEP for name, size in first.items()}
+    mixed = [{**larger, name: smaller[name]} for name in symbols]
+    return [first, larger, *mixed, smaller] if symbols else [{}]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Sizes with inputs of these sizes, and what the program says where it does not take them."""
+
+    sizes: dict[str, int]
+    feeds: dict[str, Array]
+    refusal: wf.WeftError | None = None
+
+
+def attempts_of(program: Program) -> list[Attempt]:
+    """The sizes of the examples and, where sizes vary, the first others that the program takes."""
+    first, *others = _sizes_to_try(program)
+    attempts = [Attempt(first, _feeds_at(program, first, 0))]
+    for sizes in others:
+        feeds, refusal = _feeds_at(program, sizes, 1), None
+        try:
+            _interpret(program.graph, _arguments(program, feeds))
+        except wf.WeftError as error:
+            refusal = error
+        attempts[1:] = [Attempt(sizes, feeds, refusal)]
+        if refusal is None:
+            break
+    return attempts
+
+
+def _feeds_at(program: Program, sizes: dict[str, int], attempt: int) -> dict[str, Array]:
+    return {name: _example(program, name, sizes, attempt) for name in program.inputs}
+
+
+def example_inputs(program: Program) -> list[dict[str, Array]]:
+    """Inputs of the sizes of the examples and, where sizes vary, of others."""
+    return [each.feeds for each in attempts_of(program) if each.refusal is None]
 
 
 def _example(program: Program, name: str, sizes: dict[str, int], attempt: int) -> Array:

@@ -148,7 +148,7 @@ def _branch(
     recorded = [_record(op, name, f, structure, types) for name, f in functions.items()]
     first = recorded[-1]
     for other in recorded[:-1]:
-        _agree(op, first, other)
+        _check_equal_types(op, first, other)
     counters = [GENERATOR.state()[1]] if any(each.draws for each in recorded) else []
     consts, graphs = _unify_captures(recorded, len(types), bool(counters))
     given = (*consts, *leaves, *counters)
@@ -505,7 +505,7 @@ def _carry_error(op: str, name: str, path: str, a: TensorType, b: TensorType) ->
     )
 
 
-def _agree(op: str, first: Recorded, other: Recorded) -> None:
+def _check_equal_types(op: str, first: Recorded, other: Recorded) -> None:
     if first.structure != other.structure:
         raise ArgumentError(
             op,

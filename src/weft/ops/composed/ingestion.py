@@ -27,7 +27,7 @@ from weft.core.errors import (
     WeftError,
     short_repr,
 )
-from weft.core.trees import endless
+from weft.core.trees import endless_tree_error
 from weft.ir.dispatch import apply
 from weft.ir.tensor import Tensor, wrap
 from weft.ops.dlpack import CUDA_KIND, import_array
@@ -55,7 +55,7 @@ def ingest(op: str, obj: Any, dtype: DType | None) -> Ingested:
         try:
             return _of_sequence(op, obj, dtype), False
         except RecursionError:
-            raise endless(op, obj) from None
+            raise endless_tree_error(op, obj) from None
         except MemoryError:
             raise _too_large(op, obj) from None
     elsewhere = obj if is_concrete(obj) and not is_host(obj) else _device_array(op, obj)

@@ -151,13 +151,13 @@ class SVDResult(NamedTuple):
 # --- factorisations ----------------------------------------------------------------------------
 
 
-def _inexact(op: str, x: Operand) -> Tensor:
+def _inexact_operand(op: str, x: Operand) -> Tensor:
     return promote_operands(op, (x,), "inexact")[0]
 
 
 def _hermitian(op: str, x: Operand) -> Tensor:
     """(x + xᴴ) / 2, the nearest Hermitian matrix."""
-    tensor = _inexact(op, x)
+    tensor = _inexact_operand(op, x)
     require_square(op, tensor.type)
     return (tensor + adjoint(tensor)) * 0.5
 
@@ -180,7 +180,7 @@ def lu(x: Operand, /) -> LUResult:
     >>> wf.linalg.lu(wf.tensor([[1.0, 2.0], [4.0, 4.0]])).U.tolist()
     [[4.0, 4.0], [0.0, 1.0]]
     """
-    return LUResult(*apply_multiple(factorizations.lu, _inexact("lu", x)))
+    return LUResult(*apply_multiple(factorizations.lu, _inexact_operand("lu", x)))
 
 
 def qr(x: Operand, /, *, mode: str = "reduced") -> QRResult:
@@ -202,7 +202,7 @@ def qr(x: Operand, /, *, mode: str = "reduced") -> QRResult:
             fix="leave it out for the reduced factors: wf.linalg.qr(x)",
         )
     return QRResult(
-        *apply_multiple(factorizations.qr, _inexact("qr", x), complete=mode != "reduced")
+        *apply_multiple(factorizations.qr, _inexact_operand("qr", x), complete=mode != "reduced")
     )
 
 
@@ -218,7 +218,7 @@ def svd(x: Operand, /, *, full_matrices: bool = True) -> SVDResult:
     [2.0, 1.0]
     """
     return SVDResult(
-        *apply_multiple(factorizations.svd, _inexact("svd", x), full=bool(full_matrices))
+        *apply_multiple(factorizations.svd, _inexact_operand("svd", x), full=bool(full_matrices))
     )
 
 
@@ -229,7 +229,7 @@ def svdvals(x: Operand, /) -> Tensor:
     >>> wf.linalg.svdvals(wf.tensor([[0.0, 2.0], [1.0, 0.0]])).tolist()
     [2.0, 1.0]
     """
-    return apply(factorizations.svdvals, _inexact("svdvals", x))
+    return apply(factorizations.svdvals, _inexact_operand("svdvals", x))
 
 
 def eigh(x: Operand, /) -> EighResult:
@@ -259,7 +259,7 @@ def eig(x: Operand, /) -> EigResult:
     >>> wf.linalg.eig(wf.tensor([[1.0, 0.0], [0.0, 2.0]])).eigenvalues.tolist()
     [(1+0j), (2+0j)]
     """
-    return EigResult(*apply_multiple(eigen.eig, _inexact("eig", x)))
+    return EigResult(*apply_multiple(eigen.eig, _inexact_operand("eig", x)))
 
 
 def eigvals(x: Operand, /) -> Tensor:
@@ -269,7 +269,7 @@ def eigvals(x: Operand, /) -> Tensor:
     >>> wf.linalg.eigvals(wf.tensor([[1.0, 0.0], [0.0, 2.0]])).tolist()
     [(1+0j), (2+0j)]
     """
-    return apply(eigen.eigvals, _inexact("eigvals", x))
+    return apply(eigen.eigvals, _inexact_operand("eigvals", x))
 
 
 # --- systems, inverses, determinants -----------------------------------------------------------
@@ -330,7 +330,7 @@ def inv(x: Operand, /) -> Tensor:
     >>> wf.linalg.inv(wf.tensor([[2.0, 0.0], [0.0, 4.0]])).tolist()
     [[0.5, 0.0], [0.0, 0.25]]
     """
-    return apply(solving.inv, _inexact("inv", x))
+    return apply(solving.inv, _inexact_operand("inv", x))
 
 
 _EPSILON_BITS = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
@@ -354,7 +354,7 @@ def pinv(x: Operand, /, *, rtol: Operand | None = None) -> Tensor:
     >>> wf.linalg.pinv(wf.tensor([[2.0, 0.0], [0.0, 0.0]])).tolist()
     [[0.5, 0.0], [0.0, 0.0]]
     """
-    tensor = _inexact("pinv", x)
+    tensor = _inexact_operand("pinv", x)
     require_matrix("pinv", tensor.type)
     return apply(solving.pinv, tensor, _threshold("pinv", tensor, rtol))
 
@@ -366,7 +366,7 @@ def det(x: Operand, /) -> Tensor:
     >>> wf.linalg.det(wf.tensor([[2.0, 0.0], [0.0, 3.0]])).tolist()
     6.0
     """
-    return apply(determinants.det, _inexact("det", x))
+    return apply(determinants.det, _inexact_operand("det", x))
 
 
 def slogdet(x: Operand, /) -> SlogdetResult:
@@ -376,7 +376,7 @@ def slogdet(x: Operand, /) -> SlogdetResult:
     >>> wf.linalg.slogdet(wf.tensor([[0.0, 1.0], [1.0, 0.0]])).sign.tolist()
     -1.0
     """
-    return SlogdetResult(*apply_multiple(determinants.slogdet, _inexact("slogdet", x)))
+    return SlogdetResult(*apply_multiple(determinants.slogdet, _inexact_operand("slogdet", x)))
 
 
 def logdet(x: Operand, /) -> Tensor:
@@ -399,7 +399,7 @@ def matrix_rank(x: Operand, /, *, rtol: Operand | None = None) -> Tensor:
     >>> wf.linalg.matrix_rank(wf.ones((3, 3))).tolist()
     1
     """
-    tensor = _inexact("matrix_rank", x)
+    tensor = _inexact_operand("matrix_rank", x)
     require_matrix("matrix_rank", tensor.type)
     return _rank(svdvals(tensor), _threshold("matrix_rank", tensor, rtol))
 

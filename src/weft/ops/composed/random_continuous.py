@@ -451,9 +451,9 @@ def gamma(
     op = "random.gamma"
     given = {"concentration": concentration, "scale": scale}
     wanted, target, (concentration, scale) = read_parameters(op, shape, dtype, **given)
-    _positive(op, concentration=concentration)
+    _require_positive(op, concentration=concentration)
     require(op, lambda s: s >= 0, "scale >= 0", f"wf.{op}(shape, 2.0, scale=1.0)", scale=scale)
-    x, boost = standard_gamma(key_or_next(op, key), _double(op, concentration), wanted)
+    x, boost = standard_gamma(key_or_next(op, key), _as_float64(op, concentration), wanted)
     return scale_and_shift(multiply(x, exp(boost)), 0.0, scale, target)
 
 
@@ -476,10 +476,12 @@ def beta(
     """
     op = "random.beta"
     wanted, target, (a, b) = read_parameters(op, shape, dtype, a=a, b=b)
-    _positive(op, a=a)
-    _positive(op, b=b)
+    _require_positive(op, a=a)
+    _require_positive(op, b=b)
     keys = parts(key_or_next(op, key), 2)
-    logs = [_log_gamma_sample(k, _double(op, c), wanted) for k, c in zip(keys, (a, b), strict=True)]
+    logs = [
+        _log_gamma_sample(k, _as_float64(op, c), wanted) for k, c in zip(keys, (a, b), strict=True)
+    ]
     ratio = subtract(logs[1], logs[0])  # x/(x + y) = 1/(1 + y/x)
     return convert_to(divide(1.0, add(1.0, exp(ratio))), target)
 
@@ -508,8 +510,8 @@ def dirichlet(
     whole, target, (given,) = read_parameters(
         op, (*check_shape(op, shape), *given.shape), dtype, concentration=given
     )
-    _positive(op, concentration=given)
-    logs = _log_gamma_sample(key_or_next(op, key), _double(op, given), whole)
+    _require_positive(op, concentration=given)
+    logs = _log_gamma_sample(key_or_next(op, key), _as_float64(op, given), whole)
     return convert_to(exp(subtract(logs, logsumexp(logs, axis=-1, keepdims=True))), target)
 
 
@@ -519,10 +521,10 @@ def _log_gamma_sample(key: Tensor, concentration: Tensor, shape: Shape) -> Tenso
     return add(log(x), boost)
 
 
-def _double(op: str, value: Any) -> Tensor:
+def _as_float64(op: str, value: Any) -> Tensor:
     return convert_to(as_tensor(op, value), float64)
 
 
-def _positive(op: str, **parameter: Any) -> None:
+def _require_positive(op: str, **parameter: Any) -> None:
     (name,) = parameter
     require(op, lambda value: value > 0, f"{name} > 0", f"wf.{op}(..., {name}=1.0)", **parameter)

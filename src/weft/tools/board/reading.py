@@ -57,7 +57,7 @@ def read_runs(root: Path) -> list[Run]:
 
 def read_run(folder: Path, name: str) -> Run:
     """A run: what it is, its curves, the machine's, its samples and messages."""
-    run: Run = {"name": name, **_about(folder / "run.json")}
+    run: Run = {"name": name, **_run_description(folder / "run.json")}
     curves: dict[str, Points] = {}
     machine: dict[str, Points] = {}
     samples: list[dict[str, Any]] = []
@@ -81,7 +81,7 @@ def read_run(folder: Path, name: str) -> Run:
     return run
 
 
-def _about(path: Path) -> dict[str, Any]:
+def _run_description(path: Path) -> dict[str, Any]:
     try:
         with open_file("board", path) as file:
             about = json.loads(file.read(LONGEST_LINE))

@@ -49,7 +49,7 @@ def local_program(search: Search) -> Graph:
     def outputs(*inputs: Tensor) -> list[Tensor]:
         return _Writer(search, inputs, recorder).outputs()
 
-    return trace(outputs, kinds, recorder=recorder).closed()
+    return trace(outputs, kinds, recorder=recorder).closed_graph()
 
 
 class _LocatedTrace(GraphTrace):
@@ -57,11 +57,11 @@ class _LocatedTrace(GraphTrace):
 
     at: Location | None = None
 
-    def process(
+    def process_primitive(
         self, primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any], types: Any
     ) -> Any:
         """See `Trace`."""
-        results = super().process(primitive, operands, params, types)
+        results = super().process_primitive(primitive, operands, params, types)
         last = self.nodes[-1]
         self.nodes[-1] = GraphNode(
             last.primitive, last.operands, last.params, last.results, self.at

@@ -39,7 +39,7 @@ def device_graph(done: Partitioned, whole: Graph, mesh: Sizes, kept: Kept = NOTH
             zip(whole.input_types, done.graph.inputs, strict=True)
         )
     ]
-    return trace(partial(_run_on_device, done, mesh, kept), kinds).closed()
+    return trace(partial(_run_on_device, done, mesh, kept), kinds).closed_graph()
 
 
 def lockstep_graph(done: Partitioned, whole: Graph, mesh: Sizes) -> Graph:
@@ -47,7 +47,7 @@ def lockstep_graph(done: Partitioned, whole: Graph, mesh: Sizes) -> Graph:
     program: Program = partial(_run_on_device, done, mesh, NOTHING)
     for name, count in reversed(list(mesh.items())):
         program = partial(_first_of_all, program, name, count)
-    return trace(program, whole.input_types).closed()
+    return trace(program, whole.input_types).closed_graph()
 
 
 def _run_on_device(done: Partitioned, mesh: Sizes, kept: Kept, *inputs: Tensor) -> list[Tensor]:

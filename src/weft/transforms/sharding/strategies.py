@@ -55,7 +55,9 @@ def strategies_of(node: GraphNode, count: int) -> list[Strategy]:
     """All ways to divide a node among so many devices; the first computes the whole on each."""
     whole = whole_strategy(node)
     by_rule = _strategies_of_kind if node.primitive.sharding is None else _own_strategies
-    divided = [strategy for strategy in by_rule(node, count) if _fits(node, strategy, count)]
+    divided = [
+        strategy for strategy in by_rule(node, count) if _strategy_fits(node, strategy, count)
+    ]
     return [whole, *divided, *_linear_strategies(node)]
 
 
@@ -82,7 +84,7 @@ def _own_strategies(node: GraphNode, count: int) -> Iterator[Strategy]:
     yield from rule(operands, [result.type for result in node.results], node.params, count)
 
 
-def _fits(node: GraphNode, strategy: Strategy, count: int) -> bool:
+def _strategy_fits(node: GraphNode, strategy: Strategy, count: int) -> bool:
     """Whether all axes divide, and parts of the operands give the parts of the results."""
     pairs = [
         *zip([atom.type for atom in node.operands], strategy.operands, strict=True),

@@ -45,7 +45,7 @@ def quick_key(
             if not collect(outside, key, handles):
                 return None
     except RecursionError:
-        raise trees.endless("jit", args) from None
+        raise trees.endless_tree_error("jit", args) from None
     shared = shared_places(handles)
     if shared:
         key.append(shared)

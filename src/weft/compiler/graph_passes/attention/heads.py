@@ -50,7 +50,7 @@ class _Heads(Walk):
                 self.readers.setdefault(atom, []).append(node)
         self.outputs = set(graph.outputs)
 
-    def nested(self, graph: Graph) -> Graph:
+    def walk_nested(self, graph: Graph) -> Graph:
         return move_heads(graph, self.tally)
 
     def visit(self, node: GraphNode) -> Sequence[Atom] | None:

@@ -108,11 +108,13 @@ def _is_inlined(node: GraphNode) -> bool:
         return bool(node.params["axis"] >= len(shape) - 2)
     if name in MOVED:
         before = node.operands[0].type.shape
-        return name == "broadcast_to" or _bare(before) == _bare(shape)
+        return name == "broadcast_to" or _without_leading_ones(before) == _without_leading_ones(
+            shape
+        )
     return name == "full" or (is_lowered(node) and (node.primitive.broadcasts or name == "convert"))
 
 
-def _bare(shape: Shape) -> Shape:
+def _without_leading_ones(shape: Shape) -> Shape:
     """A shape without the axes of size 1 in front."""
     lead = next((place for place, dim in enumerate(shape) if dim != 1), len(shape))
     return shape[lead:]
@@ -157,7 +159,7 @@ def _samples(primitive: Primitive, count: int) -> list[Sample]:
         rows = np.arange(queries, dtype=np.float32)[:, None]
         columns = np.arange(keys, dtype=np.float32)
         kinds = [TensorType(float32, x.shape) for x in (rows, columns)]
-        masking = trace(lambda i, j: (less_equal(j, i + 1.0),), kinds).closed()
+        masking = trace(lambda i, j: (less_equal(j, i + 1.0),), kinds).closed_graph()
         operands = (*each.operands, rows, columns)
         params = {**each.params, "masking": masking, "guarded": True}
         samples.append(Sample(operands, params, derivative=False))

@@ -62,7 +62,7 @@ def _formula(node: GraphNode) -> Graph:
     """The products that a node stands for, at its place."""
     formula = _FORMULAS[node.primitive]
     kinds = [atom.type for atom in node.operands]
-    graph = trace(lambda *xs: formula(*xs, **node.params), kinds).closed()
+    graph = trace(lambda *xs: formula(*xs, **node.params), kinds).closed_graph()
     nodes = [
         GraphNode(each.primitive, each.operands, each.params, each.results, node.location)
         for each in graph.nodes
@@ -81,7 +81,7 @@ class _Rewrite(Walk):
         self.made: dict[Variable, tuple[list[Atom], dict[str, Any], list[Atom]]] = {}
         self.gradients: dict[Variable, dict[str, Atom]] = {}
 
-    def nested(self, graph: Graph) -> Graph:
+    def walk_nested(self, graph: Graph) -> Graph:
         return _Rewrite(graph, self.tally, self.target).run()
 
     def visit(self, node: GraphNode) -> Sequence[Atom] | None:

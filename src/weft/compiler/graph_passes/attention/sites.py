@@ -264,7 +264,7 @@ def _with_product(site: Site, node: GraphNode, makers: Makers, fewest: int) -> S
 def _value_before_mask(site: Site, node: GraphNode, makers: Makers) -> Atom | None:
     """What a node hides keys of or adds to; the site then knows of it."""
     if node.primitive.name == "where":
-        return _unhidden(site, node, makers)
+        return _value_before_hiding(site, node, makers)
     if node.primitive.name != "add":
         return None
     for value, bias in (node.operands, node.operands[::-1]):
@@ -300,7 +300,7 @@ def _is_between_floats(node: GraphNode) -> bool:
     return node.primitive.name == "convert" and all(kind in FLOATS for kind in kinds)
 
 
-def _unhidden(site: Site, node: GraphNode, makers: Makers) -> Atom | None:
+def _value_before_hiding(site: Site, node: GraphNode, makers: Makers) -> Atom | None:
     condition, first, second = node.operands
     for value, fill, inverted in ((first, second, False), (second, first, True)):
         number = uniform(fill, makers)
@@ -395,7 +395,7 @@ def _collect(site: Site, dots: list[GraphNode], graph: Graph, makers: Makers) ->
     polynomials = Polynomials(
         graph,
         len(shape),
-        lambda node: _unchosen(site, node, makers),
+        lambda node: _value_before_choice(site, node, makers),
         lambda node: _value_before_dropout(shape, node, makers),
     )
     matrices = [
@@ -412,7 +412,7 @@ def _collect(site: Site, dots: list[GraphNode], graph: Graph, makers: Makers) ->
                 _note_score(site, product, polynomial, makers)
 
 
-def _unchosen(site: Site, node: GraphNode, makers: Makers) -> Atom | None:
+def _value_before_choice(site: Site, node: GraphNode, makers: Makers) -> Atom | None:
     """What a mask of the site leaves of a gradient: all of it, as the rest is 0 already."""
     if _is_between_floats(node):
         return node.operands[0]
@@ -438,7 +438,7 @@ def _value_before_dropout(
     return None if found is None else (value, found.stays)
 
 
-def _drops(site: Site, found: Polynomial, makers: Makers) -> bool:
+def _is_dropout_of_site(site: Site, found: Polynomial, makers: Makers) -> bool:
     """Whether the dropout in a polynomial is the site's, which it becomes if it is the first."""
     conditions = {f for term in found for f in variables(term) if f.type.dtype is bool_}
     drops = [_dropout(each, makers) for each in conditions]
@@ -452,7 +452,7 @@ def _drops(site: Site, found: Polynomial, makers: Makers) -> bool:
 
 def _note_value(site: Site, product: Product, found: Polynomial, makers: Makers) -> bool:
     """A product with probabilities: with values, or in the gradient of values."""
-    if not _drops(site, found, makers):
+    if not _is_dropout_of_site(site, found, makers):
         return False
     e, drop = site.powers, site.drop
     stays = [] if drop is None else [(drop.stays, 1)]
@@ -462,15 +462,15 @@ def _note_value(site: Site, product: Product, found: Polynomial, makers: Makers)
     number *= 1.0 if drop is None else drop.kept
     other = product.other
     name = "out" if product.summed == 1 else "dv"
-    if name == "out" and not _agrees(site, "v", other):
+    if name == "out" and not _is_view_of_site(site, "v", other):
         return True
-    if name == "dv" and not _agrees(site, "ct", other):
+    if name == "dv" and not _is_view_of_site(site, "ct", other):
         return True
     site.results[product.node.results[0]] = name, product, number * other.scale
     return True
 
 
-def _agrees(site: Site, name: str, view: View) -> bool:
+def _is_view_of_site(site: Site, name: str, view: View) -> bool:
     """Whether a view is the site's, which it becomes if there is none."""
     known: View | None = getattr(site, name)
     if known is None:
@@ -481,7 +481,7 @@ def _agrees(site: Site, name: str, view: View) -> bool:
 
 def _note_score(site: Site, product: Product, found: Polynomial, makers: Makers) -> None:
     """A product with the cotangents of scores: in the gradient of queries, or of keys."""
-    if not _drops(site, found, makers):
+    if not _is_dropout_of_site(site, found, makers):
         return
     e, drop = site.powers, site.drop
     others = {f for each in found for f, power in each if isinstance(f, Variable) and power == 1}
@@ -502,7 +502,11 @@ def _note_score(site: Site, product: Product, found: Polynomial, makers: Makers)
         return
     known = site.q if product.summed == 0 else site.k
     ct, v = views
-    if known.shows_same(product.other) and _agrees(site, "ct", ct) and _agrees(site, "v", v):
+    if (
+        known.shows_same(product.other)
+        and _is_view_of_site(site, "ct", ct)
+        and _is_view_of_site(site, "v", v)
+    ):
         number *= ct.scale * v.scale * product.other.scale / site.scale
         number *= 1.0 if drop is None else drop.kept
         name = "dk" if product.summed == 0 else "dq"

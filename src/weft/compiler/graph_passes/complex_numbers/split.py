@@ -104,7 +104,7 @@ def _graph_of_parts(node: GraphNode, rule: Rule) -> Graph:
         result: Part = rule(*parts, **node.params)
         return [complex_(*result) if isinstance(result, Parts) else result]
 
-    return trace(f, [atom.type for atom in node.operands]).closed()
+    return trace(f, [atom.type for atom in node.operands]).closed_graph()
 
 
 # --- memory --------------------------------------------------------------------------------------

@@ -62,13 +62,13 @@ def convert_to_itself(x: Tensor, dtype: DType) -> Tensor | None:
     return x if x.dtype is dtype else None
 
 
-def holds(wide: DType, narrow: DType) -> bool:
+def has_every_value(wide: DType, narrow: DType) -> bool:
     """Whether one dtype has every value of another."""
     if narrow is bool_ or wide is narrow:
         return True
     if wide.is_complex:
         parts = float32 if wide.bits == 64 else float64
-        return wide.bits >= narrow.bits if narrow.is_complex else holds(parts, narrow)
+        return wide.bits >= narrow.bits if narrow.is_complex else has_every_value(parts, narrow)
     if narrow.is_integer and wide.is_floating:
         return _DIGITS[wide.name] >= narrow.bits - (narrow.kind == "signed") and wide != float16
     if narrow.is_integer and wide.is_integer:
@@ -99,11 +99,16 @@ def convert_twice(x: Tensor, first: DType, second: DType) -> Tensor | None:
 
     Not from a float to an integer, of which out of range nothing is said.
     """
-    if not holds(first, x.dtype):
+    if not has_every_value(first, x.dtype):
         return None
     if x.dtype.is_inexact and not (second.is_inexact or second is bool_):
         return None
-    if x.dtype.is_integer and first.is_inexact and second.is_integer and not holds(second, x.dtype):
+    if (
+        x.dtype.is_integer
+        and first.is_inexact
+        and second.is_integer
+        and not has_every_value(second, x.dtype)
+    ):
         return None
     return converted(x, dtype=second)
 

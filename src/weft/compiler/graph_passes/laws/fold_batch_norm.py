@@ -69,7 +69,7 @@ class Weighted(NamedTuple):
     ) -> Tensor | None:
         """The weights, each channel's times its number; None where that is no less work."""
         axis = self.axis(w, **params)
-        if axis is None or not self.is_channel(s, y) or not _pays(w, y):
+        if axis is None or not self.is_channel(s, y) or not _folding_pays(w, y):
             return None
         shape = tuple([w.shape[axis] if place == axis else 1 for place in range(w.ndim)])
         return w * apply(reshape, s, shape=shape)
@@ -82,7 +82,7 @@ class Weighted(NamedTuple):
         return bool(y) and shape == wanted and y[channel] != 1
 
 
-def _pays(w: Tensor, y: Shape) -> bool:
+def _folding_pays(w: Tensor, y: Shape) -> bool:
     """Whether the weights are constant, or fewer than the elements of the result."""
     if not all(isinstance(dim, int) for dim in w.shape):
         return False

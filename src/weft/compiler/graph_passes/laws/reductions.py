@@ -47,11 +47,11 @@ REDUCTIONS = {
 """The reductions that combine elements as they are."""
 
 
-def _rest(shape: Shape, axes: Axes) -> Shape:
+def _other_dimensions(shape: Shape, axes: Axes) -> Shape:
     return tuple([dim for axis, dim in enumerate(shape) if axis not in axes])
 
 
-def _trivial(primitive: Primitive) -> None:
+def _add_single_elements_rule(primitive: Primitive) -> None:
     """The reduction over single elements, which are then the result."""
     dtype = "bool" if REDUCTIONS[primitive].combine in ("and", "or") else "float32"
 
@@ -65,12 +65,12 @@ def _trivial(primitive: Primitive) -> None:
         """The reduction of one real element is the element; of -0.0 the sum is 0.0."""
         if x.dtype.is_complex or any(x.shape[axis] != 1 for axis in axes):
             return None
-        single = apply(reshape, x, shape=_rest(x.shape, axes)) if axes else x
+        single = apply(reshape, x, shape=_other_dimensions(x.shape, axes)) if axes else x
         return single + 0.0 if primitive is reduce_sum and x.dtype.is_floating else single
 
 
 for _primitive in REDUCTIONS:
-    _trivial(_primitive)
+    _add_single_elements_rule(_primitive)
 
 
 def _one_repetition(x: Tensor, shape: Shape, axes: Axes) -> Tensor | None:
@@ -81,8 +81,8 @@ def _one_repetition(x: Tensor, shape: Shape, axes: Axes) -> Tensor | None:
     own = tuple([axis - new for axis in axes if axis >= new])
     if any(x.shape[axis] != 1 for axis in own):
         return None
-    single = apply(reshape, x, shape=_rest(x.shape, own)) if own else x
-    return apply(broadcast_to, single, shape=_rest(shape, axes))
+    single = apply(reshape, x, shape=_other_dimensions(x.shape, own)) if own else x
+    return apply(broadcast_to, single, shape=_other_dimensions(shape, axes))
 
 
 def _add_twice_rule(primitive: Primitive) -> None:

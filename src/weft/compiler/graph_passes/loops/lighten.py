@@ -59,7 +59,7 @@ class _Lighten(Walk):
         self.limits = limits
         self._courses: dict[GraphNode, tuple[object, ...]] = {}
 
-    def nested(self, graph: Graph) -> Graph:
+    def walk_nested(self, graph: Graph) -> Graph:
         return _Lighten(graph, self.tally, self.limits).run()
 
     def course(self, node: GraphNode) -> tuple[object, ...]:
@@ -96,7 +96,7 @@ class _Lighten(Walk):
 # --- what need not be a carry, an input, an output ---------------------------------------------
 
 
-def _unchanged(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
+def _take_out_unchanged_carries(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
     """A carry that no step changes is a constant, and known before the loop."""
     kept = [each for each in loop.carry if each.end is each.variable]
     if not kept or loop.needs_more_than(len(loop.carry) - len(kept) + len(loop.ys)):
@@ -152,7 +152,7 @@ def _rename_operands(node: GraphNode, names: dict[Atom, Atom]) -> GraphNode:
 # --- before the loop ---------------------------------------------------------------------------
 
 
-def _before(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
+def _compute_before_loop(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
     """What depends on constants is computed once; products of them and of xs for all steps."""
     levels = loop.levels()
     fixed = _invariants(loop, levels)
@@ -160,9 +160,9 @@ def _before(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
     if not fixed and not stepped:
         return None
     consts, xs = [v for v, _ in loop.consts], [v for v, _ in loop.xs]
-    once = Graph(tuple(consts), tuple(_pure(loop.nodes, fixed)), tuple(fixed))
+    once = Graph(tuple(consts), tuple(_needed_nodes(loop.nodes, fixed)), tuple(fixed))
     made = walk.splice(once, [operand for _, operand in loop.consts])
-    steps = Graph((*consts, *xs), tuple(_pure(loop.nodes, stepped)), tuple(stepped))
+    steps = Graph((*consts, *xs), tuple(_needed_nodes(loop.nodes, stepped)), tuple(stepped))
     marks = (False,) * len(consts) + (True,) * len(xs)
     for_all = batched_graph(steps, loop.length, marks, (True,) * len(stepped))
     operands = [operand for _, operand in (*loop.consts, *loop.xs)]
@@ -173,7 +173,7 @@ def _before(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
     return [*ends, *ys]
 
 
-def _pure(nodes: Sequence[GraphNode], outputs: Iterable[Atom]) -> list[GraphNode]:
+def _needed_nodes(nodes: Sequence[GraphNode], outputs: Iterable[Atom]) -> list[GraphNode]:
     """The nodes that some outputs need, and no others."""
     needed = set(outputs)
     kept = []
@@ -206,14 +206,14 @@ def _invariants(loop: Loop, levels: dict[Atom, int]) -> list[Variable]:
         if node is None or atom in seen or levels[atom] > 0:
             continue
         seen.add(atom)
-        if is_movement(node) or _spreads(node):
+        if is_movement(node) or _makes_more_than_it_reads(node):
             wanted += node.operands
         else:
             found[node.results[0]] = None
     return [v for v in loop.makers if v in found]
 
 
-def _spreads(node: GraphNode) -> bool:
+def _makes_more_than_it_reads(node: GraphNode) -> bool:
     """Whether a node makes more than it reads, so that it is better computed again."""
     read = [_elements(atom) for atom in node.operands]
     made = _elements(node.results[0])
@@ -232,12 +232,12 @@ def _early_products(loop: Loop, levels: dict[Atom, int], limits: PassLimits) -> 
         if node.primitive is not dot or levels[node.results[0]] != 1:
             continue
         sides = sorted(node.operands, key=lambda atom: levels.get(atom, 0))
-        if levels.get(sides[0], 0) == 0 and _pays(node, sides[1], limits):
+        if levels.get(sides[0], 0) == 0 and _product_of_all_steps_pays(node, sides[1], limits):
             found.append(node.results[0])
     return found
 
 
-def _pays(node: GraphNode, stepped: Atom, limits: PassLimits) -> bool:
+def _product_of_all_steps_pays(node: GraphNode, stepped: Atom, limits: PassLimits) -> bool:
     """Whether a product over all steps is not too large, and better than one in each step."""
     made, read = _elements(node.results[0]), _elements(stepped)
     if made is None or read is None:
@@ -374,7 +374,7 @@ def _same_carry(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
 
 def _course(loop: Loop) -> tuple[object, ...]:
     """What the carry is in each step: equal for loops with equal carries."""
-    nodes = _pure(loop.nodes, [each.end for each in loop.carry])
+    nodes = _needed_nodes(loop.nodes, [each.end for each in loop.carry])
     read = {atom: None for node in nodes for atom in node.operands}
     read.update(dict.fromkeys([each.end for each in loop.carry]))
     given = {**dict(loop.consts), **dict(loop.xs)}
@@ -535,10 +535,10 @@ def _shifted_product_axes(params: dict[str, Any]) -> tuple[Any, ...]:
 
 
 _RULES: tuple[Callable[[_Lighten, Loop], Sequence[Atom] | None], ...] = (
-    _unchanged,
+    _take_out_unchanged_carries,
     _given_twice,
     _passed_on,
-    _before,
+    _compute_before_loop,
     _summed_products,
     _late_products,
     _same_carry,

@@ -27,7 +27,7 @@ from weft.compiler.lowering.builder import (
     kernel_of,
     widen_element,
 )
-from weft.compiler.lowering.nodes.convolutions import few, products, zero_buffer
+from weft.compiler.lowering.nodes.convolutions import products, rows_at_a_time, zero_buffer
 from weft.compiler.targets.limits import LoweringLimits
 from weft.core.dtypes import INDEX, DType, bool_, float32, float64, uint64
 from weft.core.shapes import Dimension, Shape, size
@@ -39,8 +39,8 @@ from weft.ir.scalar_functions import lower_element
 from weft.ir.scalars import Buffer, Scalar
 from weft.ops.random_bits import DRAW, philox
 
-LOWEST = {float32: -3e38, float64: -1.7e308}
-"""Lower than any score but -inf: of the formats of numbers, not of a machine."""
+LOWEST = {float32: -3.4028234663852886e38, float64: -1.7976931348623157e308}
+"""The lowest numbers but -inf: of the formats of numbers, not of a machine."""
 
 
 class Writer:
@@ -295,7 +295,7 @@ class Writer:
     ) -> Statement:
         """Add rows of the block of keys, weighted for each query, to [width, lanes]."""
         i, j, t = scalars.index("i"), scalars.index("j"), scalars.index("t")
-        unit, last = few(self.tall, width), self.extent(width) - 1
+        unit, last = rows_at_a_time(self.tall, width), self.extent(width) - 1
         line = scalars.local("line", INDEX)
         first = (self.shared_row * self.extent(self.keys) + self.start) * self.extent(width)
         lets: list[Statement] = [Let(line, first)]
@@ -319,7 +319,7 @@ class Writer:
 
     def column_count(self, width: Dimension) -> Dimension:
         """How many elements that are."""
-        unit = few(self.tall, width)
+        unit = rows_at_a_time(self.tall, width)
         return -(-width // unit) * unit * self.lanes
 
     def seen_by_all(self) -> Scalar:

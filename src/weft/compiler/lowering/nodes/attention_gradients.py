@@ -219,11 +219,13 @@ class _Backward(Writer):
     def dkv(self) -> tuple[Statement, ...]:
         """Queries and cotangents, weighted for each key."""
         return (
-            self._onto(self.dv, self.powers, self.ct, self.value),
-            self._onto(self.dk, self.moved, self.q, self.head),
+            self._add_to_keys(self.dv, self.powers, self.ct, self.value),
+            self._add_to_keys(self.dk, self.moved, self.q, self.head),
         )
 
-    def _onto(self, target: Buffer, weights: Buffer, rows: Buffer, width: Dimension) -> Statement:
+    def _add_to_keys(
+        self, target: Buffer, weights: Buffer, rows: Buffer, width: Dimension
+    ) -> Statement:
         """Add rows of the block of queries, weighted, to each key of the block."""
         t, i, d = scalars.index("t"), scalars.index("i"), scalars.index("d")
         narrow = isinstance(width, int) and width <= 2 * self.limits.vector_lanes

@@ -25,7 +25,7 @@ from weft.compiler.lowering.builder import (
     nest,
     widen_element,
 )
-from weft.compiler.lowering.nodes.convolutions import Writer, few, products, zero_buffer
+from weft.compiler.lowering.nodes.convolutions import Writer, products, rows_at_a_time, zero_buffer
 from weft.core.dtypes import INDEX
 from weft.core.shapes import Dimension, size
 from weft.ir import scalars
@@ -50,7 +50,7 @@ class _Backward(Writer):
 
     def kernel(self) -> SingleKernel:
         sizes = self.sizes
-        self.unit = few(self.limits.accumulated_rows, sizes.channels)
+        self.unit = rows_at_a_time(self.limits.accumulated_rows, sizes.channels)
         self.cotangents = self.memory("cotangents", sizes.outputs * self.columns)
         # rows a little apart, as a power of two would put all of them into the same sets of cache
         self.pitch = sizes.outputs + 16
@@ -85,11 +85,15 @@ class _Backward(Writer):
         sizes = self.sizes
         (n, images), (_, rows) = self.loops()
         o, q = self.output, scalars.index("q")
-        width = self.extent(self.rows * sizes.rest)
+        width = self.extent(self.rows * sizes.places_in_row)
         source = self.of_y(self.block * self.images + n, o, self.row_block * width + q)
         at = o * self.extent(self.columns) + n * width + q
         store = Store(self.cotangents, at, widen_element(self.y[source]))
-        loops = [(o, self.extent(sizes.outputs)), (n, images), (q, rows * self.extent(sizes.rest))]
+        loops = [
+            (o, self.extent(sizes.outputs)),
+            (n, images),
+            (q, rows * self.extent(sizes.places_in_row)),
+        ]
         return nest(loops, (store,), parallel=False)
 
     def weights(self) -> tuple[Statement, ...]:
@@ -180,8 +184,8 @@ class _Weights(Writer):
     def kernel(self) -> SingleKernel:
         sizes = self.sizes
         self.lanes, self.unit = self.limits.vector_lanes, self.limits.accumulators
-        self.deep = few(self.limits.weight_gradient_channels, sizes.channels)
-        self.places = self.images * self.rows * sizes.rest
+        self.deep = rows_at_a_time(self.limits.weight_gradient_channels, sizes.channels)
+        self.places = self.images * self.rows * sizes.places_in_row
         self.frame = self._frame()
         self.depth = -(-(self.deep * sizes.taps) // self.unit) * self.unit
         self.seen_x = self.memory("seen", self.images * self.deep * size(self.frame))
@@ -262,7 +266,7 @@ class _Weights(Writer):
         """Copy the cotangents, with zeros where there is no image, row or output."""
         sizes = self.sizes
         n, q, o = scalars.index("n"), scalars.index("q"), scalars.index("o")
-        width = self.rows * sizes.rest
+        width = self.rows * sizes.places_in_row
         image = self.image_block * self.images + n
         output = self.output * self.lanes + o
         place = self.row_block * self.extent(width) + q

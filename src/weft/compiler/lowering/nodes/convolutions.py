@@ -56,7 +56,7 @@ class Geometry:
     padded: tuple[bool, ...]
 
     @property
-    def rest(self) -> Dimension:
+    def places_in_row(self) -> Dimension:
         """Output places in one row, which is all but the first axis."""
         return size(self.counts[1:])
 
@@ -72,7 +72,7 @@ class Geometry:
 
     def block(self, places: int, limits: LoweringLimits) -> tuple[int, Dimension]:
         """How many images, and how many rows of each, make about so many places."""
-        whole, rest = self.places, self.rest
+        whole, rest = self.places, self.places_in_row
         if not isinstance(whole, int) or not isinstance(rest, int):
             return 1, 1
         if whole > places:
@@ -134,7 +134,7 @@ class Writer:
     @property
     def columns(self) -> Dimension:
         """Output places of a block, and as many more as fill its vectors."""
-        return -(-(self.images * self.rows * self.sizes.rest) // 16) * 16
+        return -(-(self.images * self.rows * self.sizes.places_in_row) // 16) * 16
 
     @property
     def row_blocks(self) -> Scalar:
@@ -215,7 +215,7 @@ def zero_buffer(buffer: Buffer, count: Scalar) -> tuple[Statement, ...]:
     return (For(i, count, (Store(buffer, i, scalars.const(0, buffer.dtype)),), "vector"),)
 
 
-def few(rows: int, dim: Dimension) -> int:
+def rows_at_a_time(rows: int, dim: Dimension) -> int:
     """So many rows at a time, or all of fewer."""
     return min(rows, max(1, dim)) if isinstance(dim, int) else rows
 
@@ -234,8 +234,8 @@ class _Forward(Writer):
 
     def kernel(self) -> SingleKernel:
         sizes, columns = self.sizes, self.columns
-        self.unit = few(self.limits.accumulated_rows, sizes.outputs)
-        self.deep = self._deep()
+        self.unit = rows_at_a_time(self.limits.accumulated_rows, sizes.outputs)
+        self.deep = self._cached_channels()
         self.patches = self.memory("patches", self.deep * sizes.taps * columns)
         rows = -(-sizes.outputs // self.unit) * self.unit
         self.total = self.memory("total", rows * columns)
@@ -251,11 +251,11 @@ class _Forward(Writer):
         lets = (Let(self.at_image, self.block // row), Let(self.at_row, self.block % row))
         return self.single_kernel((For(self.block, image * row, (*lets, *groups), "parallel"),))
 
-    def _deep(self) -> int:
+    def _cached_channels(self) -> int:
         """How many channels' patches stay cached."""
         each = self.columns * self.sizes.taps
         most = self.limits.patch_elements // max(1, each) if isinstance(each, int) else 1
-        return few(max(1, most), self.sizes.channels)
+        return rows_at_a_time(max(1, most), self.sizes.channels)
 
     at_image = scalars.local("at_image", INDEX)
     at_row = scalars.local("at_row", INDEX)
@@ -315,10 +315,14 @@ class _Forward(Writer):
         sizes = self.sizes
         o, n, q = scalars.index("o"), scalars.index("n"), scalars.index("q")
         rows = self.part(self.at_row, self.rows, sizes.counts[0])
-        start = self.at_row * self.extent(self.rows * sizes.rest)
+        start = self.at_row * self.extent(self.rows * sizes.places_in_row)
         images = self.part(self.at_image, self.images, sizes.images)
-        at = o * self.extent(self.columns) + n * self.extent(self.rows * sizes.rest) + q
+        at = o * self.extent(self.columns) + n * self.extent(self.rows * sizes.places_in_row) + q
         target = self.of_y(self.at_image * self.images + n, o, start + q)
         store = Store(self.y, target, scalars.cast(self.total[at], self.y.dtype))
-        loops = [(o, self.extent(sizes.outputs)), (n, images), (q, rows * self.extent(sizes.rest))]
+        loops = [
+            (o, self.extent(sizes.outputs)),
+            (n, images),
+            (q, rows * self.extent(sizes.places_in_row)),
+        ]
         return nest(loops, (store,), parallel=False)

@@ -94,7 +94,7 @@ def _scatter_kernels(draft: Draft, combine: Combine) -> Singles:
     """Kernels that check the indices, and change a copy of x."""
     if uniform(draft.node.operands[0], draft.producers) is not None:
         return _at_once(draft, combine)
-    rest, rows = _rest(draft)
+    rest, rows = _indexed_part(draft)
     guarded = draft.limits.guards_places
     found = places(draft, 2, rows, checked=guarded)
     body = _Updates(draft, combine, found, draft.result).divide_over_threads(rest)
@@ -107,7 +107,7 @@ def _scatter_kernels(draft: Draft, combine: Combine) -> Singles:
 
 def _at_once(draft: Draft, combine: Combine) -> SingleKernel:
     """One kernel that begins with x, and writes the updates into it."""
-    rest, rows = _rest(draft)
+    rest, rows = _indexed_part(draft)
     total = _Total(draft, combine, places(draft, 2, rows))
     work = size(draft.shape(1)) + size(draft.shape(0))
     kernel = draft.kernel(total.divide_over_threads(rest), work, total.scratch)
@@ -118,7 +118,7 @@ def _at_once(draft: Draft, combine: Combine) -> SingleKernel:
     return replace(kernel, in_place=((draft.node.results[0], base),))
 
 
-def _rest(draft: Draft) -> tuple[_Part, Sequence[Dimension]]:
+def _indexed_part(draft: Draft) -> tuple[_Part, Sequence[Dimension]]:
     """The part of x that each index leads to, and the strides of such rows in the updates."""
     dims, count = draft.shape(0), len(draft.shape(2))
     kept = [axis for axis in range(len(dims)) if axis not in draft.params["axes"]]

@@ -61,7 +61,7 @@ class _Windows:
         """Loops over everything that goes before the windows, and over the windows."""
         return [(self.row, self.draft.extent(self.lead)), *self.loops]
 
-    def small(self) -> bool:
+    def is_small(self) -> bool:
         """Whether a window can be written out."""
         most = self.draft.limits.unrolled_window_taps
         return is_static(self.window) and int(size(self.window)) <= most
@@ -109,7 +109,7 @@ def _reduce_windows(
     """One value of each window, of its taps in order."""
     windows = _over_windows(draft)
     body: tuple[Statement, ...] = ()
-    if windows.small():
+    if windows.is_small():
         total = start
         for place, inside in windows.every_tap():
             total = function(total, windows.tap_value(place, inside, start))
@@ -157,7 +157,7 @@ def _lowest_number(dtype: DType) -> Scalar:
 def window_argmax(draft: Draft) -> SingleKernel | None:
     """Where each window's first largest element stands, or its first NaN."""
     windows = _over_windows(draft)
-    if not windows.small():
+    if not windows.is_small():
         return None
     best, found = _lowest_number(compute_dtype(draft.operands[0].dtype)), scalars.const(-1, INDEX)
     for place, inside in windows.every_tap():

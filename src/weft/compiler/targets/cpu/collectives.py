@@ -2,10 +2,11 @@
 
 The launch reads the cell of its mesh axis (ir/group_cells.py) when it runs, so that a program goes
 on with the group that is bound then. Large sums go in pieces, for which the engine keeps its
-scratch memory. Gathering and scattering are native along the first axis, where blocks lie one
-behind the other; a sum that is scattered is an exchange of blocks, which are added in the order of
-processes: the library's own way takes longer. Before the data, processes compare a number that
-stands for the call: where they differ, the launch fails on all of them.
+scratch memory. Gathering, scattering and exchanging are native along the first axis, where blocks
+lie one behind the other (graph_passes/collective_axes.py). A sum that is scattered is an exchange
+of blocks, which are added in the order of processes: the library's own way takes longer. Before the
+data, processes compare a number that stands for the call: where they differ, the launch fails on
+all of them.
 
 A launch that others need not wait for is made of two: one that leaves the call to a thread, and one
 that waits for it; see communication_thread.py and plan/overlap.py.
@@ -13,9 +14,10 @@ that waits for it; see communication_thread.py and plan/overlap.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +40,7 @@ from weft.compiler.targets.cpu.communication_thread import (
     serve,
     wait,
 )
-from weft.compiler.targets.llvm.ir_builder import KERNEL, NULL, IRBuilder, module_text
+from weft.compiler.targets.llvm.ir_builder import KERNEL, NULL, IRBuilder, Operand, module_text
 from weft.core.errors import UnsupportedError
 from weft.core.shapes import size
 from weft.ir import group_cells
@@ -76,7 +78,8 @@ def collective_launches(node: GraphNode, error: Literal) -> list[Launch] | None:
     place = "" if node.location is None else f" at {node.location}"
 
     def describe(count: int) -> str:
-        return f"{primitive.name}({mesh_axis}) of {count} {dtype.name}"
+        how = "".join(f" {params[key]}" for key in ("root", "pairs") if key in params)
+        return f"{primitive.name}({mesh_axis}){how} of {count} {dtype.name}"
 
     def numbers(sizes: Sizes) -> list[int]:
         count = substitute_all(size(operand.type.shape), sizes)
@@ -89,7 +92,9 @@ def collective_launches(node: GraphNode, error: Literal) -> list[Launch] | None:
                 fix="move it in parts",
             )
         digest = group_cells.describe_call(describe(count), place)
-        return [count, dtype.itemsize, kind, operation, digest, members]
+        which, root = list(_FUNCTIONS).index(name), params.get("root", 0)
+        common = [count, dtype.itemsize, kind, operation, digest, members, which, root]
+        return common + (_partners(params["pairs"], members) if "pairs" in params else [])
 
     is_sum = name == "all_reduce"
     whole = Launch(
@@ -117,7 +122,6 @@ def _halves(whole: Launch, name: str) -> Callable[[], tuple[Launch, Launch]]:
         begins = replace(
             whole, name=f"{whole.name} begin", kernel=("collective", "begin"),
             values=(*whole.values, call),
-            numbers=lambda sizes: [*whole.numbers(sizes), list(_FUNCTIONS).index(name)],
         )  # fmt: skip
         # A sum is made in place of its result; what others read must stay until they have.
         read = () if name == "all_reduce" else (operand,)
@@ -138,13 +142,42 @@ def _native_call(node: GraphNode) -> tuple[str, int, int] | None:
     if name in _REDUCTIONS and dtype.name in types:
         operation = group_cells.FIRST_OPERATION + _REDUCTIONS[name]
         return "all_reduce", first + types.index(dtype.name), operation
-    if node.params.get("axis") != 0:
-        return None
-    if name == "all_gather":
-        return name, first + types.index(_BY_SIZE[dtype.itemsize]), _SUM
-    if name == "reduce_scatter" and dtype.name in types:
+    if name == "reduce_scatter" and node.params["axis"] == 0 and dtype.name in types:
         return name, first + types.index(dtype.name), _SUM
+    along = [node.params.get(key, 0) for key in ("axis", "split_axis", "concat_axis")]
+    if name in _MOVING and not any(along):
+        return name, first + types.index(_BY_SIZE[dtype.itemsize]), _SUM
     return None
+
+
+def _partners(pairs: Sequence[tuple[int, int]], members: int) -> list[int]:
+    """For each process whom it sends to, and then for each from whom it receives; -1 for none.
+
+    >>> _partners([(0, 1)], 2)
+    [1, -1, -1, 0]
+    """
+    targets, sources = dict(pairs), {target: source for source, target in pairs}
+    ranks = range(members)
+    return [targets.get(rank, -1) for rank in ranks] + [sources.get(rank, -1) for rank in ranks]
+
+
+_FUNCTIONS: dict[str, Callable[[], IRBuilder]] = {}
+"""What writes the native function of each collective; sums over processes are the first."""
+_MOVING: set[str] = set()
+"""Collectives that move elements, whatever they are."""
+
+
+def _native(*, moves: bool = False) -> Callable[[Callable[[], IRBuilder]], Any]:
+    """Note what writes the function of the collective whose name it has."""
+
+    def note(write: Callable[[], IRBuilder]) -> Callable[[], IRBuilder]:
+        name = write.__name__.removeprefix("_")
+        _FUNCTIONS[name] = write
+        if moves:
+            _MOVING.add(name)
+        return write
+
+    return note
 
 
 class _Call:
@@ -163,8 +196,16 @@ class _Call:
         self.started = out.add(out.number(self.cell, group_cells.STARTED), 1)
         out.store(digest, out.at("i64", self.cell, group_cells.DIGEST))
         out.store(self.started, out.at("i64", self.cell, group_cells.STARTED))
+        self._details = out.at("i64", sizes, 7)
         self._compare(digest)
         self.kind, self.operation = out.pointer(self.cell, kind), out.pointer(self.cell, operation)
+
+    def detail(self, place: Operand) -> str:
+        """A number that is this collective's own.
+
+        First the root, then for each process whom it sends to, and from whom it receives.
+        """
+        return self.out.number(self._details, place)
 
     def fail(self, code: str) -> None:
         """Leave with a code."""
@@ -223,6 +264,7 @@ class _Call:
                 self.fail(str(group_cells.DIFFERENT))
 
 
+@_native()
 def _all_reduce() -> IRBuilder:
     """`all_reduce(...)`: compare the call with the others', then sum piece by piece."""
     call = _Call("all_reduce")
@@ -238,6 +280,7 @@ def _all_reduce() -> IRBuilder:
     return call.end()
 
 
+@_native(moves=True)
 def _all_gather() -> IRBuilder:
     """`all_gather(...)`: the blocks of all processes, one behind the other."""
     call = _Call("all_gather")
@@ -247,6 +290,7 @@ def _all_gather() -> IRBuilder:
     return call.end()
 
 
+@_native()
 def _reduce_scatter() -> IRBuilder:
     """`reduce_scatter(...)`: exchange blocks, and add those for this process in their order."""
     call = _Call("reduce_scatter")
@@ -266,11 +310,49 @@ def _reduce_scatter() -> IRBuilder:
     return call.end()
 
 
-_FUNCTIONS = {
-    "all_reduce": _all_reduce,
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-}
+@_native(moves=True)
+def _all_to_all() -> IRBuilder:
+    """`all_to_all(...)`: block i goes to process i; those that come lie one behind the other."""
+    call = _Call("all_to_all")
+    many = call.out.convert("trunc", call.out.div(call.count, call.members), "i32")
+    sent, received = (call.source, many, call.kind), (call.target, many, call.kind)
+    call.call(group_cells.EXCHANGE, *sent, *received, call.group)
+    return call.end()
+
+
+@_native(moves=True)
+def _broadcast_shard() -> IRBuilder:
+    """`broadcast_shard(...)`: the operand of one process, sent from where the results lie."""
+    call = _Call("broadcast_shard")
+    out = call.out
+    many, root = (out.convert("trunc", each, "i32") for each in (call.count, call.detail(0)))
+    out.copy(call.target, call.source, out.mul(call.count, call.item))
+    call.call(group_cells.BROADCAST, call.target, many, call.kind, root, call.group)
+    return call.end()
+
+
+@_native(moves=True)
+def _permute_shards() -> IRBuilder:
+    """`permute_shards(...)`: send to one process, receive from one; zeros where none sends."""
+    call = _Call("permute_shards")
+    out = call.out
+    rank = out.number(call.cell, group_cells.RANK)
+    to, giver = (
+        call.detail(out.add(1, rank)),
+        call.detail(out.add(out.add(1, call.members), rank)),
+    )
+    nobody = out.number(call.cell, group_cells.NOBODY)
+    with out.when(out.test("slt", giver, 0)):
+        out.clear(call.target, out.mul(call.count, call.item))
+    target, source = (
+        out.convert("trunc", out.select(out.test("slt", each, 0), nobody, each), "i32")
+        for each in (to, giver)
+    )
+    many = out.convert("trunc", call.count, "i32")
+    sent = (call.source, many, call.kind, target, "i32 0")
+    received = (call.target, many, call.kind, source, "i32 0")
+    call.call(group_cells.PASS, *sent, *received, call.group, out.room("[8 x i64]"))
+    return call.end()
 
 
 @cache

@@ -33,7 +33,6 @@ from weft.compiler.targets.llvm.emit import emit_module, symbol_name
 from weft.compiler.targets.llvm.machine import Machine
 from weft.core.forks import wait_at_fork
 from weft.ir.loops import Kernel
-from weft.runtime.address_space import is_divided
 from weft.runtime.compile_queue import run_shielded
 
 Array = np.ndarray[Any, Any]
@@ -168,31 +167,22 @@ def load_for_a_while(codes: Sequence[bytes], names: Sequence[str]) -> tuple[dict
 
     def load() -> tuple[dict[str, int], Any]:
         with _loaded.lock:
-            _add_symbols()
-            if is_divided():
-                return _link_objects(codes, names)
-            engine = _engine()
-            for code in codes:
-                engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-            engine.finalize_object()
-            return {name: engine.get_function_address(symbol_name(name)) for name in names}, engine
+            return _link_objects(codes, names)
 
     return run_shielded(load)
 
 
 def _link_objects(codes: Sequence[bytes], names: Sequence[str]) -> tuple[dict[str, int], Any]:
-    """See `load_for_a_while`: each file in one stretch of memory, in some more time.
+    """See `load_for_a_while`: each file in one stretch of memory.
 
-    The usual engine maps code and constants apart, and LLVM ends the process where they are too
-    far from each other.
+    LLVM's older engine maps code and constants apart, and ends the process where they are more than
+    2 GB from each other: where a GPU's driver or much else is mapped. It saves a tenth of the time.
     """
     builder = llvm.JITLibraryBuilder()
     for code in codes:
         builder.add_object_img(code)
-    for name in (*LIBRARY.values(), *_CALLED, PARALLEL_FOR):
-        address = llvm.address_of_symbol(name)
-        if address is not None:
-            builder.import_symbol(name, address)
+    for name, address in _callable_addresses().items():
+        builder.import_symbol(name, address)
     for name in names:
         builder.export_symbol(symbol_name(name))
     compiler = llvm.create_lljit_compiler(use_jit_link=True)
@@ -206,7 +196,7 @@ def load_text(source: str, name: str) -> int:
     def load() -> int:
         with _loaded.lock:
             target = llvm.Target.from_triple(host().triple).create_target_machine(
-                opt=2, codemodel="large" if is_divided() else "jitdefault"
+                opt=2, codemodel="large"
             )
             engine = llvm.create_mcjit_compiler(llvm.parse_assembly(source), target)
             engine.finalize_object()
@@ -269,12 +259,6 @@ def _target_machine(machine: Machine, opt: int) -> Any:
     return known[machine, opt]
 
 
-def _engine() -> Any:
-    """An engine of its own for each object, so that names do not meet."""
-    target = llvm.Target.from_triple(host().triple)
-    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), target.create_target_machine())
-
-
 _CALLED = (
     "fmod", "malloc", "free", "memcpy", "fma", "fmaf", "floor", "floorf", "ceil", "ceilf", "trunc",
     "truncf", "roundeven", "roundevenf",
@@ -282,14 +266,23 @@ _CALLED = (
 """What code may call beside the elementary functions: on old processors for instructions."""
 
 
+def _callable_addresses() -> dict[str, int]:
+    """The addresses of all functions outside that code may call, by name."""
+    parallel_for = llvm.address_of_symbol(PARALLEL_FOR)  # none before there is a pool
+    own = {} if parallel_for is None else {PARALLEL_FOR: int(parallel_for)}
+    return _library_addresses() | own
+
+
 @cache
-def _add_symbols() -> None:
-    """Functions of the C library, for the code that calls them."""
+def _library_addresses() -> dict[str, int]:
     library = ctypes.CDLL(None)
-    for name in (*LIBRARY.values(), *_CALLED):
-        function = getattr(library, name, None)
-        if function is not None:
-            llvm.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
+    functions = {name: getattr(library, name, None) for name in (*LIBRARY.values(), *_CALLED)}
+    addresses = {
+        name: ctypes.cast(function, ctypes.c_void_p).value
+        for name, function in functions.items()
+        if function is not None
+    }
+    return {name: address for name, address in addresses.items() if address is not None}
 
 
 def call_kernel(

@@ -1,7 +1,8 @@
-"""Linear systems by LAPACK, called from compiled programs: Cholesky, triangles, systems, inverses.
+"""LAPACK, called from compiled programs: Cholesky, triangles, LU, linear systems, inverses.
 
-The library is the one that NumPy brings along; where it is not found, and for dtypes other than
-float32 and float64, the primitive is called by reference. LAPACK has columns one after the other,
+The library is the one that NumPy brings along; where it is not found the primitive is called by
+reference. Of complex matrices there are triangles and LU here; `factorizations` has the others.
+LAPACK has columns one after the other,
 so that it sees the transpose Aᵀ of a matrix A with rows. Nothing is turned for that: A X = B is
 Xᵀ Aᵀ = Bᵀ, a system with the unknown on the left, which LAPACK solves on the memory of X itself.
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
+from functools import cache, reduce
 
 from weft.compiler.plan.launch import Kind, Launch, Sizes, substitute_all
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
@@ -23,13 +24,25 @@ from weft.compiler.targets.cpu.cache.symbols import finder, remember_address, sy
 from weft.compiler.targets.cpu.products.forms import blas
 from weft.compiler.targets.llvm.ir_builder import KERNEL, IRBuilder, module_text
 from weft.compiler.targets.llvm.ir_types import Type
-from weft.core.dtypes import INDEX, DType, as_dtype, float32, float64
+from weft.core.dtypes import (
+    INDEX,
+    DType,
+    as_dtype,
+    complex64,
+    complex128,
+    float32,
+    float64,
+    real_of,
+)
 from weft.core.shapes import size
 from weft.core.types import TensorType
 from weft.ir.graph import GraphNode, Literal, Variable
+from weft.ops.matrices import smaller_side
 
-LETTERS = {float32: "s", float64: "d"}
+LETTERS = {float32: "s", float64: "d", complex64: "c", complex128: "z"}
 """What LAPACK calls the dtypes."""
+_COMPLEX = ("triangular_solve", "lu")
+"""The primitives whose functions are those of complex numbers, too."""
 WORK = 250_000
 """About how many floating-point operations a chunk of a stack of matrices should be."""
 
@@ -39,6 +52,8 @@ def lapack_launches(node: GraphNode, error: Literal) -> list[Launch] | None:
     if node.primitive.name not in _WRITERS:
         return None
     dtype = node.operands[0].type.dtype
+    if dtype.is_complex and node.primitive.name not in _COMPLEX:
+        return None
     if any(routine_address(name, dtype) is None for name in _ROUTINES):
         return None
     *stack, rows, _ = node.operands[0].type.shape
@@ -54,6 +69,10 @@ def lapack_launches(node: GraphNode, error: Literal) -> list[Launch] | None:
         order, width = numbers(sizes)[:2]
         return max(1, WORK // max(1, order * order * max(order, width)))
 
+    def count(sizes: Sizes) -> int:
+        is_work = numbers(sizes)[0] or node.primitive.name == "lu"
+        return int(substitute_all(size(stack), sizes)) if is_work else 0
+
     return [
         Launch(
             Kind.FACTORIZATION,
@@ -62,7 +81,7 @@ def lapack_launches(node: GraphNode, error: Literal) -> list[Launch] | None:
             (*node.operands, *node.results, error, *scratch),
             (*node.results, *scratch),
             numbers,
-            lambda sizes: substitute_all(size(stack), sizes) if numbers(sizes)[0] else 0,
+            count,
             grain,
             checked=node,
         )
@@ -71,9 +90,13 @@ def lapack_launches(node: GraphNode, error: Literal) -> list[Launch] | None:
 
 def _scratch(node: GraphNode) -> tuple[Variable, ...]:
     """Memory for the factors of each matrix and its pivots, where the factors are no result."""
+    kind = node.operands[0].type
+    if node.primitive.name == "lu":  # and for the order of the rows
+        places = TensorType(INDEX, kind.shape[:-1])
+        pivots = TensorType(INDEX, (*kind.shape[:-2], smaller_side(*kind.shape[-2:])))
+        return Variable(kind), Variable(pivots), Variable(places)
     if node.primitive.name not in _ELIMINATING:
         return ()
-    kind = node.operands[0].type
     return Variable(kind), Variable(TensorType(INDEX, kind.shape[:-1]))
 
 
@@ -123,14 +146,17 @@ class _Routines:
     """Writes calls of LAPACK's routines, which take all they are given by address."""
 
     def __init__(self, out: IRBuilder, dtype: DType) -> None:
-        self.out, self.kind, self.bytes = out, Type(dtype).text, dtype.itemsize
+        self.out, self.bytes = out, dtype.itemsize
+        self.real, self.parts = Type(real_of(dtype)).text, 2 if dtype.is_complex else 1
+        # complex numbers are moved as integers of their size, and looked at by their parts
+        self.kind = f"i{8 * dtype.itemsize}" if dtype.is_complex else self.real
         names = [out.number("%sizes", place) for place in range(4)]
         self.order, self.columns, self.lower, self.unit = names
         self.routines = {
             name: out.pointer("%sizes", 4 + place) for place, name in enumerate(_ROUTINES)
         }
-        self.info, self.one = out.room("i64"), out.room(self.kind)
-        out.store("1.0", self.one, self.kind)
+        self.info, self.one = out.room("i64"), out.room(self.real, self.parts)
+        self.store_one(self.one)
         self.square = out.mul(self.order, self.order)
         self.at_order, self.at_columns = self.at_integer(self.order), self.at_integer(self.columns)
         self.letters = {letter: self.at_byte(ord(letter)) for letter in "LNRU"}
@@ -150,6 +176,23 @@ class _Routines:
     def item(self, buffer: int, number: str, elements: str) -> str:
         """Where a matrix of a stack begins."""
         return self.out.at(self.kind, self.out.buffer(buffer), self.out.mul(number, elements))
+
+    def store_one(self, target: str) -> None:
+        """Store the number 1."""
+        for place, part in enumerate(("1.0", "0.0")[: self.parts]):
+            self.out.store(part, self.out.at(self.real, target, place), self.real)
+
+    def is_zero(self, number: str) -> str:
+        """Whether the number at an address is 0, all parts of it."""
+        tests = []
+        for place in range(self.parts):
+            part = self.out.load(self.real, self.out.at(self.real, number, place))
+            tests.append(self.out.put(f"fcmp oeq {self.real} {part}, 0.0", "i1"))
+        return reduce(lambda one, other: self.out.put(f"and i1 {one}, {other}", "i1"), tests)
+
+    def move(self, target: str, source: str) -> None:
+        """Copy one element."""
+        self.out.store(self.out.load(self.kind, source), target)
 
     def copy(self, target: str, source: str, elements: str) -> None:
         """Copy so many elements."""
@@ -184,7 +227,9 @@ _ELIMINATING = ("solve", "inv")
 """The primitives that eliminate, and need memory for the factors."""
 
 
-def _computes(name: str) -> Callable[[Callable[[_Routines], None]], Callable[[_Routines], None]]:
+def _native_function_of(
+    name: str,
+) -> Callable[[Callable[[_Routines], None]], Callable[[_Routines], None]]:
     """Say of which primitive a function writes the native function."""
 
     def register(write: Callable[[_Routines], None]) -> Callable[[_Routines], None]:
@@ -194,7 +239,7 @@ def _computes(name: str) -> Callable[[Callable[[_Routines], None]], Callable[[_R
     return register
 
 
-@_computes("cholesky")
+@_native_function_of("cholesky")
 def _write_cholesky(routines: _Routines) -> None:
     """L of L Lᵀ = A, in the lower triangle of rows, which LAPACK takes for an upper one."""
     out, order = routines.out, routines.order
@@ -212,7 +257,7 @@ def _write_cholesky(routines: _Routines) -> None:
         routines.refuse_where(routines.is_failed(), 2)
 
 
-@_computes("triangular_solve")
+@_native_function_of("triangular_solve")
 def _write_triangular_solve(routines: _Routines) -> None:
     """X of A X = B for a triangle A: a lower one of rows is an upper one of columns."""
     out, order = routines.out, routines.order
@@ -226,15 +271,13 @@ def _write_triangular_solve(routines: _Routines) -> None:
         unknown = routines.item(2, number, sides)
         routines.copy(unknown, routines.item(1, number, sides), sides)
         with out.unless(is_unit), out.loop(0, order) as row:
-            place = out.mul(row, out.count_up(order))
-            pivot = out.load(routines.kind, out.at(routines.kind, matrix, place))
-            zero = out.put(f"fcmp oeq {routines.kind} {pivot}, 0.0", "i1")
-            routines.refuse_where(zero, 3)
+            pivot = out.at(routines.kind, matrix, out.mul(row, out.count_up(order)))
+            routines.refuse_where(routines.is_zero(pivot), 3)
         with out.when(out.test("sgt", sides, 0)):
             routines.solve_left(triangle, matrix, unknown, diagonal)
 
 
-@_computes("solve")
+@_native_function_of("solve")
 def _write_solve(routines: _Routines) -> None:
     """X of A X = B, by elimination with pivots."""
     sides = routines.out.mul(routines.order, routines.columns)
@@ -244,7 +287,7 @@ def _write_solve(routines: _Routines) -> None:
         _write_elimination(routines, number, unknown, error=3)
 
 
-@_computes("inv")
+@_native_function_of("inv")
 def _write_inverse(routines: _Routines) -> None:
     """X of A X = 1."""
     out, order = routines.out, routines.order
@@ -292,3 +335,54 @@ def _write_swaps(routines: _Routines, unknown: str, pivots: str) -> None:
                 values = [out.load(kind, place) for place in places]
                 out.store(values[1], places[0])
                 out.store(values[0], places[1])
+
+
+@_native_function_of("lu")
+def _write_lu(routines: _Routines) -> None:
+    """P, L and U with A = P L U: LAPACK has the columns of A, which are written out for it."""
+    out, kind = routines.out, routines.kind
+    height, width = routines.order, routines.columns
+    both, depth = out.mul(height, width), out.least(height, width)
+    with out.loop("%begin", "%end") as number:
+        matrix = routines.item(0, number, both)
+        factors = routines.item(5, number, both)  # [column, row]
+        with out.loop(0, height) as row, out.loop(0, width) as column:
+            source = out.at(kind, matrix, out.add(out.mul(row, width), column))
+            routines.move(out.at(kind, factors, out.add(out.mul(column, height), row)), source)
+        pivots = out.at("i64", out.buffer(6), out.mul(number, depth))
+        with out.when(out.test("sgt", both, 0)):
+            operands = routines.at_order, routines.at_columns, factors, routines.at_order
+            out.call(routines.routines["getrf"], *operands, pivots, routines.info)
+        _write_permutation(routines, number, pivots, depth)
+        lower = routines.item(2, number, out.mul(height, depth))
+        out.clear(lower, out.mul(out.mul(height, depth), routines.bytes))
+        with out.loop(0, depth) as column:
+            routines.store_one(out.at(kind, lower, out.mul(column, out.count_up(depth))))
+            with out.loop(out.count_up(column), height) as row:
+                source = out.at(kind, factors, out.add(out.mul(column, height), row))
+                routines.move(out.at(kind, lower, out.add(out.mul(row, depth), column)), source)
+        upper = routines.item(3, number, out.mul(depth, width))
+        out.clear(upper, out.mul(out.mul(depth, width), routines.bytes))
+        with out.loop(0, depth) as row, out.loop(row, width) as column:
+            source = out.at(kind, factors, out.add(out.mul(column, height), row))
+            routines.move(out.at(kind, upper, out.add(out.mul(row, width), column)), source)
+
+
+def _write_permutation(routines: _Routines, number: str, pivots: str, depth: str) -> None:
+    """P: the columns of the identity in the order that exchanges of rows by pivots lead to."""
+    out, height = routines.out, routines.order
+    order = out.at("i64", out.buffer(7), out.mul(number, height))
+    with out.loop(0, height) as row:
+        out.store(row, out.at("i64", order, row))
+    with out.loop(0, depth) as row:
+        other = out.sub(out.number(pivots, row), 1)
+        places = [out.at("i64", order, each) for each in (row, other)]
+        values = [out.load("i64", place) for place in places]
+        out.store(values[1], places[0])
+        out.store(values[0], places[1])
+    square = out.mul(height, height)
+    target = routines.item(1, number, square)
+    out.clear(target, out.mul(square, routines.bytes))
+    with out.loop(0, height) as column:
+        place = out.add(out.mul(out.number(order, column), height), column)
+        routines.store_one(out.at(routines.kind, target, place))

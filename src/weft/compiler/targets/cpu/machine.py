@@ -49,11 +49,13 @@ All that is asked of ARM is there in its first 64-bit form, which LLVM does not 
 
 def level_of(machine: Machine) -> str:
     """The greatest of the machines with a name that it can do all of; empty if none."""
-    levels = [name for name in _levels(machine.triple) if all(map(machine.has, LEVELS[name]))]
+    levels = [
+        name for name in _levels(machine.triple) if all(map(machine.has_feature, LEVELS[name]))
+    ]
     return levels[-1] if levels else ""
 
 
-def available() -> list[str]:
+def available_machines() -> list[str]:
     """The names of the machines that the processor here can stand in for, the lesser first.
 
     >>> "x86-64" in available() or "aarch64" in available()

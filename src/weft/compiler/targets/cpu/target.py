@@ -15,9 +15,17 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 
+from weft.compiler.graph_passes.collective_axes import move_collective_axes
 from weft.compiler.graph_passes.graph_pass import Pass
 from weft.compiler.lowering.matrix_products import Product
-from weft.compiler.plan.launch import Kind, Launch, Sizes, one, static_shape, substitute_all
+from weft.compiler.plan.launch import (
+    Kind,
+    Launch,
+    Sizes,
+    one,
+    static_shape,
+    substitute_all,
+)
 from weft.compiler.plan.planning import plan_program
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cpu.cache.kernels import begin, environment
@@ -70,6 +78,7 @@ class CpuTarget:
         """See `Target`."""
         shorten = partial(shorten_products, machine=self.machine)
         return (
+            Pass("collective axes", move_collective_axes, "on what is sent: as engines take it"),
             Pass("loop weights", turn_loop_weights, "on loops as they are: packed once, not read"),
             Pass("short products", shorten, "those that the machine has instructions for"),
             Pass("product operands", arrange_products, "on what is left: as products take them"),
@@ -144,7 +153,7 @@ class CpuTarget:
         """See `Target`."""
         return Program(plan)
 
-    def stored(self, digest: str, compiled: Callable[[], Executable]) -> Executable:
+    def stored_executable(self, digest: str, compiled: Callable[[], Executable]) -> Executable:
         """See `Target`."""
         return stored_program(digest, compiled)
 

@@ -206,7 +206,7 @@ class Binding:
             for value, slot in plan.slots.items()
             if isinstance(value, Literal) and value is not plan.error
         ]
-        offsets, self.peak = layout_of(plan.planner.at(sizes), is_outer)
+        offsets, self.peak = layout_of(plan.planner.plan_for(sizes), is_outer)
         places = [(int(name), offset) for name, offset in offsets.items()]
         self._slots = np.array([slot for slot, _ in places], np.int64)
         self._offsets = np.array([offset for _, offset in places], np.uint64)

@@ -60,7 +60,9 @@ class Body:
         for position in (*range(carried, len(outputs)), *range(carried)):
             root = inner.plan.root(outputs[position])
             own = not isinstance(root, Literal) and root not in given and root not in seen
-            held = str(inner.plan.slots.get(root)) in inner.plan.planner.at(outer.sizes).offsets
+            held = (
+                str(inner.plan.slots.get(root)) in inner.plan.planner.plan_for(outer.sizes).offsets
+            )
             sources[position] = (inner.plan.slots[root] if own and not held else None, root)
             seen.add(root)
         self._sources = [sources[position] for position in range(len(outputs))]

@@ -22,7 +22,6 @@ import numpy as np
 from weft.compiler.targets.cuda.driver import OLDEST_CARD, Driver, load_driver
 from weft.core.errors import ArgumentError, DeviceError, OutOfMemoryError
 from weft.core.records import frozen
-from weft.runtime.address_space import mark_divided
 
 Array = np.ndarray[Any, Any]
 
@@ -55,7 +54,6 @@ class Device:
         self.driver, self.ordinal = driver, ordinal
         self.handle = driver.number("cuDeviceGet", ordinal)
         self._check_age()
-        mark_divided()  # the context maps all memory of all cards
         self.context = driver.handle("cuDevicePrimaryCtxRetain", self.handle)
         self.make_current()
         self.pool = driver.handle("cuDeviceGetDefaultMemPool", self.handle)

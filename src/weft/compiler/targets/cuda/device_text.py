@@ -34,13 +34,15 @@ class TextKernel:
 class DeviceBuilder(IRBuilder):
     """A kernel's function; parameters are pointers and integers of 64 bits."""
 
-    def __init__(self, name: str, parameters: Sequence[str], threads: int) -> None:
+    def __init__(self, name: str, parameters: Sequence[str], threads: int, blocks: int = 1) -> None:
+        """`blocks`, where given, are to fit into the registers of a multiprocessor."""
         super().__init__(name, parameters)
         self.name, self.threads = name, threads
         self.symbol = f"@{name}"
+        resident = f' "nvvm.minctasm"="{blocks}"' if blocks else ""
         self.head = (
             f"define ptx_kernel void @{name}({', '.join(parameters)}) "
-            f'nounwind "nvvm.maxntid"="{threads}" {{'
+            f'nounwind "nvvm.maxntid"="{threads}"{resident} {{'
         )
         self._globals: list[str] = []
         self._dynamic = 0

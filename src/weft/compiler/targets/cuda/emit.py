@@ -129,9 +129,9 @@ class DeviceEmitter(Emitter):
         self._indices()
         body = self.values.leave()
         self.globals += self.team.globals()
-        return [*body, f"  br label %{self.exit}", f"{self.exit}:", *self._closing(block)]
+        return [*body, f"  br label %{self.exit}", f"{self.exit}:", *self._closing_lines(block)]
 
-    def _closing(self, block: str) -> list[str]:
+    def _closing_lines(self, block: str) -> list[str]:
         """The lines for what a block does when all of its teams are done."""
         if not self.plan.closing:
             return []

@@ -97,11 +97,6 @@ class Module:
         return Function(self, name, shared)
 
 
-def load_ptx(device: Device, ptx: str) -> Module:
-    """Compile and load a PTX text."""
-    return Module(device, machine_code(device, ptx))
-
-
 def load_written_ptx(device: Device, ptx: str) -> Module:
     """Compile and load a PTX text as a whole program; the driver keeps the code in its own cache.
 

@@ -8,7 +8,9 @@ a thread goes over one column of a chunk, and what a chunk adds to a place that 
 added in a second launch, chunk after chunk. The order depends on the indices alone, so results have
 the same bits on every run. An index out of range is left out and reported.
 
-The sort is a node of its own, so that all scatters with the same indices share it.
+The sort is a node of its own, so that all scatters with the same indices share it. A running sum of
+what is not negative needs none. An order that is sorted again, to know where each element went, is
+a scatter to places of which no two are equal.
 
 >>> import weft as wf
 >>> kinds = wf.spec("float32", (999, 4)), wf.spec("int64", (500,)), wf.spec("float32", (500, 4))
@@ -38,7 +40,7 @@ from weft.compiler.plan.launch import (
 from weft.compiler.targets.cuda.binding import Binding, Run, binder
 from weft.compiler.targets.cuda.device_text import DeviceBuilder, TextKernel
 from weft.compiler.targets.cuda.sorting import Step, bind_steps
-from weft.core.dtypes import DType, int32
+from weft.core.dtypes import DType, bool_, int32, int64
 from weft.core.records import frozen
 from weft.core.shapes import size
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
@@ -89,6 +91,8 @@ class _OrderedScatters(Walk):
         return self.graph if self.graph.name == _NAME else super().run()
 
     def visit(self, node: GraphNode) -> Sequence[Atom] | None:
+        if self._inverts_an_order(node):
+            return [self._inverse_order(node)]
         if not self._is_taken(node):
             return None
         _, _, *indices = node.operands
@@ -110,10 +114,58 @@ class _OrderedScatters(Walk):
         dims = node.operands[0].type.shape[: len(indices)]
         key = (*indices, *dims)
         if key not in self._orders:
-            places = self._places(node, indices)
-            order = self._apply("argsort", node, places, axis=0, descending=False)
+            if len(indices) == 1 and indices[0].type.ndim == 1 and self._rises(indices[0]):
+                order = self._count_up(node, indices[0])
+            else:
+                places = self._places(node, indices)
+                order = self._apply("argsort", node, places, axis=0, descending=False)
             self._orders[key] = order
         return self._orders[key]
+
+    def _count_up(self, node: GraphNode, like: Atom) -> Atom:
+        """0, 1, 2, … as many as a vector has elements."""
+        return self._apply("iota", node, shape=like.type.shape, dtype=int64, axis=0)
+
+    def _rises(self, atom: Atom) -> bool:
+        """Whether a vector is known to be in order: a running sum of what is not negative."""
+        made = self.maker(atom)
+        return (
+            made is not None
+            and made.primitive.name == "cumulative_sum"
+            and not made.params["reverse"]
+            and self._is_not_negative(made.operands[0])
+        )
+
+    def _is_not_negative(self, atom: Atom) -> bool:
+        """Whether no element is below zero: truth values, parts side by side, constants."""
+        if isinstance(atom, Literal):
+            return bool(np.all(np.asarray(atom.value) >= 0))
+        made = self.maker(atom)
+        if made is None:
+            return False
+        match made.primitive.name:
+            case "convert":
+                return made.operands[0].type.dtype is bool_
+            case "concatenate" | "reshape":
+                return all(self._is_not_negative(each) for each in made.operands)
+            case "full":
+                return bool(made.params["value"] >= 0)
+        return False
+
+    def _inverts_an_order(self, node: GraphNode) -> bool:
+        """Whether a node sorts an order: what comes out says where each element went."""
+        if node.primitive.name != "argsort" or node.params["descending"]:
+            return False
+        made, kind = self.maker(node.operands[0]), node.operands[0].type
+        is_many = not isinstance(kind.size, int) or FEWEST_UPDATES <= kind.size < MOST_PLACES
+        is_order = made is not None and made.primitive.name == "argsort"
+        return is_order and kind.ndim == 1 and is_many
+
+    def _inverse_order(self, node: GraphNode) -> Atom:
+        """The numbers of places, each written to the place that the order has there."""
+        order = node.operands[0]
+        numbers = self._count_up(node, order)
+        return self._apply("scatter", node, numbers, numbers, order, axes=(0,), unique=True)
 
     def _places(self, node: GraphNode, indices: Sequence[Atom]) -> Atom:
         """The number of each update's row, -1 where an index is out of range: int32 [updates]."""

@@ -76,6 +76,7 @@ CUDA_LIMITS = Limits(
         recognized_queries=1 << 40,
         multiplies_short_floats=True,
         sums_by_image=False,
+        expands_matrix_functions=False,
         mask_operations=0,
     ),
     fusion=FusionLimits(
@@ -86,6 +87,7 @@ CUDA_LIMITS = Limits(
         ragged_chunks=False,
         chunk_elements=1 << 18,
         fewest_chunks=512,
+        early_elements=1 << 15,
         recomputed_reads=2,
         stores_narrow_floats=True,
     ),
@@ -209,7 +211,7 @@ class CudaTarget:
         """See `Target`."""
         return CudaExecutable(plan, self.ordinal)
 
-    def stored(self, digest: str, compiled: Callable[[], Executable]) -> Executable:
+    def stored_executable(self, digest: str, compiled: Callable[[], Executable]) -> Executable:
         """See `Target`."""
         return stored_program(digest, self.ordinal, compiled) if is_available() else compiled()
 

@@ -129,11 +129,11 @@ class DeviceValues(Values):
         written = device_instruction(lines, x, Type(x.args[0].dtype, width), given)
         return super()._instruction(lines, x, width, given) if written is None else written
 
-    def _rarely(self, x: Scalar) -> Value:
+    def _call_rarely(self, x: Scalar) -> Value:
         operands = [self._operand(arg) for arg in x.args]
         width = max(operand.width for operand in operands)
         if width == 1:
-            return super()._rarely(x)
+            return super()._call_rarely(x)
         lines, kinds = self.lines, [Type(arg.dtype, width) for arg in x.args]
         wide = [self.widen_value(o, a.dtype)[0] for o, a in zip(operands, x.args, strict=True)]
         name = "poison"
@@ -146,7 +146,7 @@ class DeviceValues(Values):
 
     def _load(self, x: Scalar) -> Value:
         lanes = self.lanes
-        if lanes is not None and self._varies(x):
+        if lanes is not None and self._differs_between_lanes(x):
             return self._vector_load(x, lanes)
         place = self.value(x.args[0])
         guard = [self._operand(arg) for arg in x.args[1:]]

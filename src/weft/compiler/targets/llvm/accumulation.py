@@ -118,7 +118,7 @@ class Accumulation(Control):
         if whole != str(extent):
             places = self._memory(loop)
             self._spill(loop, places, names)
-            self._rest(loop, places, whole, stop)
+            self._accumulate_rest(loop, places, whole, stop)
             names = self._restore_vectors(loop, places)
         return self._join_partial_results(loop, names)
 
@@ -126,10 +126,10 @@ class Accumulation(Control):
         """64 partial results in memory, so that long bodies are written only once."""
         places = self._memory(loop)
         self._spill(loop, places, self._beginnings(loop))
-        self._rest(loop, places, "0", stop)
+        self._accumulate_rest(loop, places, "0", stop)
         return self._join_partial_results(loop, self._restore_vectors(loop, places))
 
-    def _rest(self, loop: Accumulate, places: list[str], start: str, stop: str) -> None:
+    def _accumulate_rest(self, loop: Accumulate, places: list[str], start: str, stop: str) -> None:
         """Go on with partial results in memory: in vectors, the last one masked or scalar."""
         width, writes, extent = self.machine.width, written_buffers(loop.body), _constant(loop)
         whole = self.end_of_whole_steps(start, stop, width, extent)

@@ -89,7 +89,7 @@ def _with_sign_of(x: Scalar, magnitude: Scalar) -> Scalar:
     return _float(or_(_bits(magnitude), _bits(x) & least))
 
 
-def _odd(x: Scalar, value: Scalar) -> Scalar:
+def _keep_negative_zero(x: Scalar, value: Scalar) -> Scalar:
     """A function's value, but at -0.0, which x - x³ would lose, the same."""
     return select(equal(x, 0.0), x, value)
 
@@ -178,7 +178,7 @@ def _expm1(x: Scalar) -> Scalar:
     series = fma(tail * rest, rest, rest)
     scale = _power_of_two(exponent - 1)  # half of it, as 2¹²⁸ is too great
     value = fma(series, scale, scale - 0.5) * 2.0
-    return _odd(x, select(equal(exponent, 0), series, value))
+    return _keep_negative_zero(x, select(equal(exponent, 0), series, value))
 
 
 def _tanh_of_double(x: Scalar) -> Scalar:
@@ -367,8 +367,8 @@ _FAR = 48000.0
 """From here on reducing by π/2 in three parts loses too much."""
 
 
-def _circular(name: str, quarter: int) -> Function:
-    def circular(x: Scalar) -> Scalar:
+def _circular_function(name: str, quarter: int) -> Function:
+    def sine_or_cosine(x: Scalar) -> Scalar:
         whole, quadrant = _exponent(x, 0.636619747)
         rest = fma(whole, const(-1.57079601, float32), x)
         rest = fma(whole, const(-3.13916473e-7, float32), rest)
@@ -376,15 +376,15 @@ def _circular(name: str, quarter: int) -> Function:
         quadrant = quadrant + quarter
         value = select(equal(quadrant & 1, 0), _sine(rest), _cosine(rest))
         near = _float(_bits(value) ^ ((quadrant & 2) << 30))
-        return rarely(~less(absolute(x), _FAR), name, x, near)
+        return call_rarely(~less(absolute(x), _FAR), name, x, near)
 
-    return circular
+    return sine_or_cosine
 
 
 def _sine(x: Scalar) -> Scalar:
     s = x * x
     r = polynomial(s, 2.86567956e-6, -1.98559923e-4, 8.33338592e-3, -1.66666672e-1)
-    return _odd(x, fma(r, x * s, x))
+    return _keep_negative_zero(x, fma(r, x * s, x))
 
 
 def _cosine(x: Scalar) -> Scalar:
@@ -401,7 +401,7 @@ def call(name: str, *operands: Scalar) -> Scalar:
     return cast(value, dtype)
 
 
-def rarely(condition: Scalar, name: str, x: Scalar, otherwise: Scalar) -> Scalar:
+def call_rarely(condition: Scalar, name: str, x: Scalar, otherwise: Scalar) -> Scalar:
     """A function of the C library in lanes where a condition holds, called only if one does."""
     return node("rarely", x.dtype, (condition, x, otherwise), name)
 
@@ -427,8 +427,8 @@ SINGLE: dict[str, Function] = {
     "power": _power,
     "erf": _odd_in_pieces(ERF, 3.8, 3.94),
     "erfc": with_erfc_of_half_root(_erfc),
-    "sin": _circular("sin", 0),
-    "cos": _circular("cos", 1),
+    "sin": _circular_function("sin", 0),
+    "cos": _circular_function("cos", 1),
 }
 """The functions of float32 that are polynomials."""
 

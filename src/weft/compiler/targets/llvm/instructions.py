@@ -67,7 +67,7 @@ _intrinsic("rint", "roundeven")
 
 
 @_rule("negative")
-def _negative(lines: Lines, kind: Type, x: str) -> str:
+def _negated_value(lines: Lines, kind: Type, x: str) -> str:
     if kind.dtype.is_floating:
         return lines.put(f"fneg {kind.text} {x}")
     return lines.put(f"sub {kind.text} {kind.literal(0)}, {x}")
@@ -193,11 +193,13 @@ def _floored_quotient(lines: Lines, kind: Type, x: str, y: str, least: str | Non
     quotient = lines.put(f"sdiv {kind.text} {x}, {y}")
     product = lines.put(f"mul {kind.text} {quotient}, {y}")
     rest = lines.put(f"sub {kind.text} {x}, {product}")
-    low = _below(lines, kind, rest, y)
+    low = _is_rounded_up(lines, kind, rest, y)
     lower = lines.put(f"add {kind.text} {quotient}, {kind.literal(-1)}")
     floored = select(lines, kind, low, lower, quotient)
     return (
-        floored if least is None else select(lines, kind, least, _negative(lines, kind, x), floored)
+        floored
+        if least is None
+        else select(lines, kind, least, _negated_value(lines, kind, x), floored)
     )
 
 
@@ -205,7 +207,7 @@ def _floored_rest(lines: Lines, kind: Type, x: str, y: str, least: str | None) -
     rest = _cut_rest(lines, kind, x, y, None)
     if kind.dtype.kind == "unsigned":
         return rest
-    low = _below(lines, kind, rest, y)
+    low = _is_rounded_up(lines, kind, rest, y)
     return select(lines, kind, low, lines.put(f"add {kind.text} {rest}, {y}"), rest)
 
 
@@ -214,7 +216,7 @@ def _cut_rest(lines: Lines, kind: Type, x: str, y: str, least: str | None) -> st
     return lines.put(f"{_sign(kind.dtype)[0]}rem {kind.text} {x}, {y}")
 
 
-def _below(lines: Lines, kind: Type, rest: str, y: str) -> str:
+def _is_rounded_up(lines: Lines, kind: Type, rest: str, y: str) -> str:
     """Whether a rest has the other sign than the divisor, so that the quotient was rounded up."""
     zero = kind.literal(0)
     uneven = lines.put(f"icmp ne {kind.text} {rest}, {zero}")

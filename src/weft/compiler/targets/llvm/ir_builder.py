@@ -216,7 +216,7 @@ class IRBuilder(Lines):
     @contextmanager
     def repeat(self) -> Iterator[None]:
         """A loop that `leave` and `give` alone end."""
-        head, done, before = self.fresh("loop"), self.fresh("done"), self._way()
+        head, done, before = self.fresh("loop"), self.fresh("done"), self._jump_from_here()
         self._jump(head)
         self.label(head)
         # Which variables the body changes is known after it: lines for their phi nodes stay free.
@@ -229,7 +229,7 @@ class IRBuilder(Lines):
         loop = _Loop(head, done)
         self._loops.append(loop)
         yield
-        after = loop.back or self._way()
+        after = loop.back or self._jump_from_here()
         for number, phi in enumerate(phis):
             start, last = before[1][number], self._unchanged_value(after[1][number])
             if not after[0] or last == phi:
@@ -243,20 +243,20 @@ class IRBuilder(Lines):
 
     def leave(self) -> None:
         """Go on behind the innermost loop."""
-        self._loops[-1].exits.append(self._way())
+        self._loops[-1].exits.append(self._jump_from_here())
         self._jump(self._loops[-1].done)
 
     def leave_unless(self, condition: str) -> None:
         """Go on behind the innermost loop where a condition does not hold."""
         loop, following = self._loops[-1], self.fresh("go")
-        loop.exits.append(self._way())
+        loop.exits.append(self._jump_from_here())
         self.do(f"br i1 {condition}, label %{following}, label %{loop.done}")
         self.label(following)
 
     def again_if(self, condition: str) -> None:
         """End the innermost loop's body: go round again where a condition holds."""
         loop = self._loops[-1]
-        loop.back = self._way()
+        loop.back = self._jump_from_here()
         loop.exits.append(loop.back)
         self.do(f"br i1 {condition}, label %{loop.head}, label %{loop.done}")
         self.block = ""
@@ -264,7 +264,7 @@ class IRBuilder(Lines):
     @contextmanager
     def when(self, condition: str) -> Iterator[None]:
         """What is done where a condition holds."""
-        yes, done, ways = self.fresh("yes"), self.fresh("done"), [self._way()]
+        yes, done, ways = self.fresh("yes"), self.fresh("done"), [self._jump_from_here()]
         self.do(f"br i1 {condition}, label %{yes}, label %{done}")
         self.label(yes)
         yield
@@ -281,7 +281,7 @@ class IRBuilder(Lines):
     ) -> Iterator[tuple[AbstractContextManager[None], AbstractContextManager[None]]]:
         """What is done where a condition holds, and where it does not: two blocks in that order."""
         yes, no, done = self.fresh("yes"), self.fresh("no"), self.fresh("done")
-        values, ways = self._way()[1], list[Jump]()
+        values, ways = self._jump_from_here()[1], list[Jump]()
         self.do(f"br i1 {condition}, label %{yes}, label %{no}")
 
         @contextmanager
@@ -299,7 +299,7 @@ class IRBuilder(Lines):
         self.do("ret void" if value is None else f"ret {self.result} {value}")
         self.block = ""
 
-    def _way(self) -> Jump:
+    def _jump_from_here(self) -> Jump:
         return self.block, [variable.value for variable in self.variables]
 
     def _jump(self, target: str) -> None:
@@ -311,7 +311,7 @@ class IRBuilder(Lines):
     def _join(self, done: str, ways: list[Jump]) -> None:
         """Go to where ways meet, unless the block has ended."""
         if self.block:
-            ways.append(self._way())
+            ways.append(self._jump_from_here())
         self._jump(done)
 
     def _meet(self, name: str, ways: list[Jump], known: int) -> None:

@@ -1,6 +1,6 @@
 """A machine as LLVM's targets see it: what code is generated for.
 
->>> Machine("x86_64-unknown-linux-gnu", "generic", "+avx2,+fma", 8, False, True).has("fma")
+>>> Machine("x86_64-unknown-linux-gnu", "generic", "+avx2,+fma", 8, False, True).has_feature("fma")
 True
 """
 
@@ -33,7 +33,7 @@ class Machine:
     abi: str = ""
     """How functions are called, where LLVM does not take that from the triple."""
 
-    def has(self, feature: str) -> bool:
+    def has_feature(self, feature: str) -> bool:
         """Whether there is what LLVM calls by this name."""
         return f"+{feature}" in self.features.split(",")
 
@@ -53,6 +53,6 @@ class Machine:
         return 32 if self.is_arm or self.width == 16 else 16
 
     @property
-    def fused(self) -> bool:
+    def fuses_multiply_add(self) -> bool:
         """Whether it multiplies and adds with one rounding."""
-        return self.is_arm or self.has("fma") or self.triple.startswith("riscv")
+        return self.is_arm or self.has_feature("fma") or self.triple.startswith("riscv")

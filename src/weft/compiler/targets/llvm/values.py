@@ -165,7 +165,7 @@ class Values:
         if x.op == "load":
             return self._load(x)
         if x.op == "rarely":
-            return self._rarely(x)
+            return self._call_rarely(x)
         operands = [self._operand(arg) for arg in x.args]
         depth = max(operand.depth for operand in operands)
         width = max(operand.width for operand in operands)
@@ -227,7 +227,7 @@ class Values:
             found = self._keep(key, Value((lines.splat(name, kind),), value.depth, width))
         return found.names[0]
 
-    def _rarely(self, x: Scalar) -> Value:
+    def _call_rarely(self, x: Scalar) -> Value:
         """Call a function if a lane needs it, or else leave the value as it is."""
         operands = [self._operand(arg) for arg in x.args]
         depth = max(operand.depth for operand in operands)
@@ -244,7 +244,7 @@ class Values:
 
     def _load(self, x: Scalar) -> Value:
         lanes, buffer = self.lanes, x.detail
-        if lanes is not None and lanes.width > 1 and self._varies(x):
+        if lanes is not None and lanes.width > 1 and self._differs_between_lanes(x):
             return self._vector_load(x, lanes)
         place = self.value(x.args[0])
         guard = [self._operand(arg) for arg in x.args[1:]]
@@ -269,7 +269,7 @@ class Values:
             name = select(lines, Type(buffer.dtype), guard[0].names[0], name, guard[1].names[0])
         return Value((name,), depth)
 
-    def _varies(self, x: Scalar) -> bool:
+    def _differs_between_lanes(self, x: Scalar) -> bool:
         """Whether an expression differs between lanes."""
         lanes = self.lanes
         assert lanes is not None
@@ -283,7 +283,11 @@ class Values:
 
     def _vector_load(self, x: Scalar, lanes: Lanes) -> Value:
         kind = Type(x.dtype, lanes.width)
-        if len(x.args) > 1 and not self._varies(x.args[1]) and is_const(x.args[2], 0):
+        if (
+            len(x.args) > 1
+            and not self._differs_between_lanes(x.args[1])
+            and is_const(x.args[2], 0)
+        ):
             places, contiguous = self._places(x.detail, x.args[0], lanes)
             if contiguous:
                 return self._load_or_zeros(x, places, lanes)

@@ -113,7 +113,7 @@ class _Run:
         given: Mapping[Value, Array] | None = None,
     ) -> None:
         self.plan, self.sizes = plan, sizes
-        self.memory = plan.planner.at(sizes)
+        self.memory = plan.planner.plan_for(sizes)
         self.arena = np.full(self.memory.peak, UNWRITTEN, np.uint8)
         self.error = np.zeros(1, np.int32)
         self.held: dict[Value, Array] = dict(zip(plan.graph.inputs, inputs, strict=True))
@@ -128,9 +128,9 @@ class _Run:
                 self.launch(launch)
             finally:
                 spans.append((start, perf_counter_ns()))
-        return [self.data(atom).copy() for atom in self.plan.graph.outputs]
+        return [self.bytes_of(atom).copy() for atom in self.plan.graph.outputs]
 
-    def data(self, value: Value) -> Array:
+    def bytes_of(self, value: Value) -> Array:
         """The bytes of a value, where the plan has put it."""
         root = self.plan.root(value)
         if root not in self.held:
@@ -157,10 +157,10 @@ class _Run:
         elif launch.node is not None:
             self._reference(launch.node)
         elif launch.kind is Kind.COPY:
-            self.data(launch.values[1])[:] = self.data(launch.values[0]).copy()
+            self.bytes_of(launch.values[1])[:] = self.bytes_of(launch.values[0]).copy()
         elif isinstance(launch.kernel, Kernel):
             own = launch.values[: len(launch.kernel.buffers)]  # behind them is what it waits for
-            buffers = [_flat(self.data(value), value) for value in own]
+            buffers = [_flat(self.bytes_of(value), value) for value in own]
             numbers = launch.numbers(self.sizes)
             run_reference(launch.kernel, buffers, numbers, 0, launch.extent(self.sizes))
         else:
@@ -177,7 +177,7 @@ class _Run:
             raise RuntimeError(f"the kernel {launch.name} reported an error")
 
     def _reference(self, node: GraphNode) -> None:
-        operands = [_typed_array(self.data(atom), atom, self.sizes) for atom in node.operands]
+        operands = [_typed_array(self.bytes_of(atom), atom, self.sizes) for atom in node.operands]
         params = bound_params(node, self.sizes)
         with np.errstate(all="ignore"):
             given = node.primitive.reference(*operands, **params)
@@ -185,7 +185,7 @@ class _Run:
             node.results, given if node.primitive.multiple else (given,), strict=True
         ):
             data = np.ascontiguousarray(array, result.type.dtype.numpy)
-            self.data(result)[:] = _bytes(data)
+            self.bytes_of(result)[:] = _bytes(data)
 
     def _control(self, launch: Launch) -> None:
         assert launch.nested is not None
@@ -194,14 +194,14 @@ class _Run:
         def run(number: int, inputs: list[Array]) -> list[Array]:
             return _Run(form.plans[number], self.sizes, inputs).outputs([])
 
-        operands = [self.data(atom).copy() for atom in node.operands]
+        operands = [self.bytes_of(atom).copy() for atom in node.operands]
         try:
             results = run_control(form, operands, self.sizes, run)
         except NoSuchBranch:
             self._reference(node)  # which says what is wrong
             raise
         for result, data in zip(node.results, results, strict=True):
-            self.data(result)[:] = data
+            self.bytes_of(result)[:] = data
 
 
 def _bytes(array: Array) -> Array:

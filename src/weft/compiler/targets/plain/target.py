@@ -71,7 +71,7 @@ class PlainTarget:
         """See `Target`."""
         return PlainExecutable(plan)
 
-    def stored(self, digest: str, compiled: Callable[[], Executable]) -> Executable:
+    def stored_executable(self, digest: str, compiled: Callable[[], Executable]) -> Executable:
         """See `Target`: nothing is stored."""
         return compiled()
 

@@ -247,7 +247,7 @@ class StoredProgram(CpuExecutable):
         return found
 
     @property
-    def full(self) -> Program:
+    def compiled_program(self) -> Program:
         """The program compiled from the graph."""
         if self._full is None:
             made = self._compile()
@@ -257,12 +257,12 @@ class StoredProgram(CpuExecutable):
 
     def by_reference(self, inputs: list[Array]) -> list[Array]:
         """See `CpuExecutable`."""
-        return self.full.by_reference(inputs)
+        return self.compiled_program.by_reference(inputs)
 
     def failure(self, tables: Tables, ended: int, inputs: list[Array]) -> BaseException:
         """See `CpuExecutable`: the program compiled from the graph knows the nodes, and says it."""
         try:
-            self.full.run(inputs)
+            self.compiled_program.run(inputs)
         except Exception as error:
             return error
         return RuntimeError("a stored program reported an error")
@@ -275,5 +275,5 @@ class StoredProgram(CpuExecutable):
         reused: Sequence[Reuse] = (),
     ) -> list[Array]:
         """See `CpuExecutable`; what watches programs, watches the one compiled from the graph."""
-        run = self.full.run if WATCHERS else super().run
+        run = self.compiled_program.run if WATCHERS else super().run
         return run(arrays, donated, finished, reused)

@@ -63,16 +63,16 @@ class Isolated:
             if isinstance(value, Variable):
                 buffer.data[:] = self.way.fences.pattern_bytes(buffer.data.size)
         for variable, given in zip(self.plan.graph.inputs, inputs, strict=True):
-            self.data(variable)[:] = given
+            self.bytes_of(variable)[:] = given
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         """The bytes of the outputs."""
         self.begin(inputs)
         for launch in self.plan.launches:
             self.step(launch)
-        return [self.data(atom).copy() for atom in self.plan.graph.outputs]
+        return [self.bytes_of(atom).copy() for atom in self.plan.graph.outputs]
 
-    def data(self, value: Value) -> Array:
+    def bytes_of(self, value: Value) -> Array:
         """The bytes of a value."""
         return self._buffer(value).data
 
@@ -142,9 +142,9 @@ class Isolated:
         answers = self.way.answers
         if answers.next == len(answers.results):
             self._launch(launch)
-            answers.results.append([self.data(value).copy() for value in launch.writes])
+            answers.results.append([self.bytes_of(value).copy() for value in launch.writes])
         for value, data in zip(launch.writes, answers.results[answers.next], strict=True):
-            self.data(value)[:] = data
+            self.bytes_of(value)[:] = data
         answers.next += 1
 
     # --- loops and choices ---------------------------------------------------------------------
@@ -161,7 +161,7 @@ class Isolated:
 
     def _control(self, launch: Launch, nested: Nested) -> None:
         """Run a loop or a choice step by step."""
-        operands = [self.data(atom).copy() for atom in nested.node.operands]
+        operands = [self.bytes_of(atom).copy() for atom in nested.node.operands]
 
         def run(number: int, inputs: list[Array]) -> list[Array]:
             return self._isolated_plan(launch, number).run(inputs)
@@ -171,7 +171,7 @@ class Isolated:
         except NoSuchBranch:
             raise Stopped from None
         for result, data in zip(nested.node.results, results, strict=True):
-            self.data(result)[:] = data
+            self.bytes_of(result)[:] = data
 
 
 def describe_values(launch: Launch, values: Sequence[Value]) -> str:

@@ -173,13 +173,13 @@ class _Checked:
 
     def launch(self, position: int, launch: Launch) -> None:
         """Run a launch as planned; what it writes is as in isolation."""
-        if launch.node is None and not _refers(launch):
+        if launch.node is None and not _calls_python(launch):
             start, _, *rest = self.given.given
             row = start + 8 * len(FIELDS) * (position - self.skipped)
             execute()(row, 1, *rest)
         else:  # what calls back into Python has been asked already
             for value in launch.writes:
-                self.planned_bytes(value)[:] = self.one.data(value)
+                self.planned_bytes(value)[:] = self.one.bytes_of(value)
         for value in self.shared_writes(launch):
             self.compare(launch, value, "writes", "is not what the launch makes in isolation")
 
@@ -208,7 +208,9 @@ class _Checked:
 
     def compare(self, launch: Launch, value: Value, verb: str, problem: str) -> None:
         """Compare a value as planned with the one in isolation, where that is written."""
-        if not self.agree(value, self.one.data(value), self.planned_bytes(value)):
+        if not self.are_equal_where_written(
+            value, self.one.bytes_of(value), self.planned_bytes(value)
+        ):
             place = launch.values.index(value)
             text = f"value {place} ({value.type}), which it {verb}, {problem}"
             raise misbehaviour(launch, text, self.given.sizes)
@@ -216,29 +218,31 @@ class _Checked:
     def compare_isolated(self, launch: Launch) -> None:
         """Compare what both isolated runs have made of a launch."""
         for value in self.shared_writes(launch):
-            if not self.agree(value, self.one.data(value), self.two.data(value)):
+            if not self.are_equal_where_written(
+                value, self.one.bytes_of(value), self.two.bytes_of(value)
+            ):
                 text = (
                     f"{value.type}, which it writes, depends on memory that nobody has "
                     "written, or on how the launch is divided"
                 )
                 raise misbehaviour(launch, text, self.given.sizes)
 
-    def agree(self, value: Value, one: Array, other: Array) -> bool:
+    def are_equal_where_written(self, value: Value, one: Array, other: Array) -> bool:
         """Whether two forms of a value are the same where it is written."""
         kind = value.type.dtype.numpy
         if _are_same_numbers(one, other, kind):
             return True
-        written = ~self.unwritten(value)
+        written = ~self.unwritten_elements(value)
         return _are_same_numbers(
             _elements(one, kind)[written], _elements(other, kind)[written], kind
         )
 
-    def unwritten(self, value: Value) -> Array:
+    def unwritten_elements(self, value: Value) -> Array:
         """Which elements hold what both isolated runs had filled their memory with."""
         kind = value.type.dtype.numpy
         parts = []
         for isolated in (self.one, self.two):
-            data = isolated.data(value)
+            data = isolated.bytes_of(value)
             parts.append(data == isolated.way.fences.pattern_bytes(data.size))
         whole: Array = (parts[0] & parts[1]).reshape(-1, kind.itemsize).all(axis=1)
         return whole
@@ -248,7 +252,7 @@ class _Checked:
         root = self.program.root(value)
         if isinstance(root, Literal) or root in self.whole or root not in self.made:
             return
-        if launch is not None and self.unwritten(root).any():
+        if launch is not None and self.unwritten_elements(root).any():
             text = f"{root.type} is read, or returned, before all of it is written"
             raise misbehaviour(launch, text, self.given.sizes)
         self.whole.add(root)
@@ -290,7 +294,7 @@ def _shared_values(program: Program) -> set[Value]:
     return several | {program.root(atom) for atom in program.graph.outputs}
 
 
-def _refers(launch: Launch) -> bool:
+def _calls_python(launch: Launch) -> bool:
     """Whether a loop or a choice calls back into Python."""
     if launch.nested is None:
         return False

@@ -62,7 +62,7 @@ def source(tile: Tile) -> str:
     own = [
         _product(tile),
         frame_function(tile),
-        _direct(tile),
+        _direct_convolution(tile),
         _weights(tile),
         *winograd_functions(tile),
     ]
@@ -86,7 +86,7 @@ def _tile(tile: Tile, rows: int, vectors: int) -> IRBuilder:
         term = out.variable(0)
         with out.repeat():
             offset, right_offset = out.record(_OFFSETS, term_table, term.value).all("left", "other")
-            right = sums.right(v.at(b, right_offset))
+            right = sums.right_vectors(v.at(b, right_offset))
             for i, (left, _) in enumerate(starts):
                 sums.add_products(i, v.at(left, offset), right)
             term.value = out.count_up(term.value)
@@ -144,7 +144,7 @@ def _product(tile: Tile) -> IRBuilder:
     return out
 
 
-def _direct(tile: Tile) -> IRBuilder:
+def _direct_convolution(tile: Tile) -> IRBuilder:
     """Iterations are blocks, each in `parts` parts of panels."""
     element = Type(tile.dtype).text
     out = IRBuilder("direct", KERNEL, public=True)

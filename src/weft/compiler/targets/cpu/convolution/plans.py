@@ -75,7 +75,7 @@ class Plan:
         ]  # fmt: skip
 
 
-def _three(values: tuple[int, ...], fill: int, line: bool) -> Three:
+def _triple(values: tuple[int, ...], fill: int, line: bool) -> Three:
     """Three entries of one, two or three."""
     if len(values) == 1:
         return (fill, fill, values[0]) if line else (values[0], fill, fill)
@@ -97,8 +97,8 @@ class _Three:
 def _axes(s: Sizes) -> _Three:
     line = len(s.area) == 1 and s.area[0] * s.groups * max(s.channels, s.outputs) <= LONG
     return _Three(
-        _three(s.area, 1, line), _three(s.counts, 1, line), _three(s.kernel, 1, line),
-        _three(s.strides, 1, line), _three(s.dilation, 1, line), _three(s.low, 0, line),
+        _triple(s.area, 1, line), _triple(s.counts, 1, line), _triple(s.kernel, 1, line),
+        _triple(s.strides, 1, line), _triple(s.dilation, 1, line), _triple(s.low, 0, line),
     )  # fmt: skip
 
 

@@ -124,10 +124,12 @@ class _Direct:
                 groups=s.groups,
                 turned=not forward,
             ),
-            self.direct(plan, target, columns, steps),
+            self.direct_launch(plan, target, columns, steps),
         ]
 
-    def direct(self, plan: Plan, weights: Variable, columns: int, steps: list[int]) -> Launch:
+    def direct_launch(
+        self, plan: Plan, weights: Variable, columns: int, steps: list[int]
+    ) -> Launch:
         """The launch that multiplies."""
         s = self.sizes
         result = self.node.results[0]
@@ -167,9 +169,9 @@ class _Direct:
         plan = plans.weights(s)
         rows = s.channels * s.taps
         partial = Variable(TensorType(self.dtype, (plan.splits, s.groups, rows, s.outputs)))
-        return [self.partial(plan, partial, rows), sum_launch(self.node, partial)]
+        return [self.partial_launch(plan, partial, rows), sum_launch(self.node, partial)]
 
-    def partial(self, plan: WeightPlan, target: Variable, rows: int) -> Launch:
+    def partial_launch(self, plan: WeightPlan, target: Variable, rows: int) -> Launch:
         """The launch that multiplies."""
         s, inner = self.sizes, plan.plan
         rest = prod(s.counts) // inner.y_step

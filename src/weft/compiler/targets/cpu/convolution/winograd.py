@@ -113,7 +113,7 @@ def _output(v: Vectors, m: Sequence[str]) -> list[str]:
     ]
 
 
-def _outward(v: Vectors, e: Sequence[str]) -> list[str]:
+def _transform_output(v: Vectors, e: Sequence[str]) -> list[str]:
     """The transpose of `OUTPUT` times four vectors."""
     found = [e[0]]
     for point in POINTS:
@@ -166,7 +166,7 @@ def _input_function(tile: Tile) -> IRBuilder:
 
 
 def _spread_function(tile: Tile) -> IRBuilder:
-    return _tiles("winograd_spread", tile, RESULT, RESULT, _outward)
+    return _tiles("winograd_spread", tile, RESULT, RESULT, _transform_output)
 
 
 def _result_function(tile: Tile) -> IRBuilder:

@@ -61,10 +61,10 @@ def fits(s: Sizes, dtype: DType, machine: Machine) -> bool:
     lanes = tile_of(float32, machine).lanes
     whole = s.channels % lanes == s.outputs % lanes == 0
     wide = min(s.channels, s.outputs) >= NARROW and min(*s.counts, *s.area) >= RESULT // 2
-    return dtype is float32 and plain and whole and wide and _many(s)
+    return dtype is float32 and plain and whole and wide and _has_many_tiles(s)
 
 
-def _many(s: Sizes) -> bool:
+def _has_many_tiles(s: Sizes) -> bool:
     """Whether there are tiles enough to pay for the transform of the weights."""
     tiles = prod(-(-dim // RESULT) for dim in s.counts)
     return not isinstance(s.images, int) or s.images * tiles >= FEW
@@ -233,7 +233,7 @@ class _Weights(_Writer):
             ]  # fmt: skip
             tables = [pairs(rows, rows * self.width), pairs(terms * wide, terms * high)]
             flat = [int(each) for array in tables for each in array]
-            return [*head, *numbers, *flat, *self.second(sizes)]
+            return [*head, *numbers, *flat, *self.numbers_of_frame(sizes)]
 
         return Launch(
             Kind.CONVOLUTION,
@@ -246,7 +246,7 @@ class _Weights(_Writer):
             lambda sizes: 1,
         )
 
-    def second(self, sizes: Numbers) -> list[int]:
+    def numbers_of_frame(self, sizes: Numbers) -> list[int]:
         """What the frame of y is told."""
         s = self.s
         frame = [self.rows * RESULT, 1, self.across * RESULT]
@@ -281,7 +281,7 @@ def _apply_matrix(
     return found
 
 
-def _twice(
+def _transform_square(
     matrix: Matrix,
     square: list[list[Scalar]],
     body: list[Statement],
@@ -316,7 +316,7 @@ def weight_kernel(
             line.append(local)
         square.append(line)
     size = -(-columns // width) * terms * width
-    for k, values in enumerate(_twice(WEIGHT, square, body)):
+    for k, values in enumerate(_transform_square(WEIGHT, square, body)):
         for m, value in enumerate(values):
             at = _number((k * SIDE + m) * size) + i * _number(width) + j
             body.append(Store(target, at, value))

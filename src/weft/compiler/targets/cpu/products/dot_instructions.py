@@ -82,7 +82,7 @@ def _tile(words: Words, rows: int, vectors: int) -> IRBuilder:
     out = IRBuilder(f"tile_{rows}_{vectors}", given)
     a, row_step, word_step, b, c, c_step, terms, add, columns = out.parameters
     tile = Tile(words.total, HEIGHTS[0], WIDTHS[0], LANES, masked=True, fused=True)
-    start = [_first(out, b, add, j) if words.lead else ZEROS for j in range(vectors)]
+    start = [_first_sum(out, b, add, j) if words.lead else ZEROS for j in range(vectors)]
     sums = Sums(out, tile, rows, columns, start)
     at = sums.v.at
     starts = [(at(a, out.mul(row_step, i)), at(c, out.mul(c_step, i))) for i in range(rows)]
@@ -91,7 +91,7 @@ def _tile(words: Words, rows: int, vectors: int) -> IRBuilder:
         term, offset = out.variable(0), out.variable(0)
         row = out.variable(at(b, words.lead * COLUMNS))
         with out.repeat():
-            right = sums.right(row.value)
+            right = sums.right_vectors(row.value)
             for (left, _), totals in zip(starts, sums.totals, strict=True):
                 _multiply(out, words, at(left, offset.value), right, totals)
             out.prefetch(out.at("i8", ahead, out.mul(term.value, rows * 4)))
@@ -103,7 +103,7 @@ def _tile(words: Words, rows: int, vectors: int) -> IRBuilder:
     return out
 
 
-def _first(out: IRBuilder, b: str, add: str, j: int) -> str:
+def _first_sum(out: IRBuilder, b: str, add: str, j: int) -> str:
     """What sums of integers begin with, unless others have begun."""
     there = out.load("<16 x i32>", out.at("i32", b, j * LANES), align=4)
     return out.put(f"select i1 {add}, <16 x i32> zeroinitializer, <16 x i32> {there}", "<16 x i32>")

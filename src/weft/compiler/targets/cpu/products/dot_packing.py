@@ -78,7 +78,7 @@ def widened_words(left: DType, right: DType) -> Words | None:
 
 def has_instruction(words: Words, machine: Machine) -> bool:
     """Whether a machine multiplies such words."""
-    return machine.width == LANES and machine.has(words.feature)
+    return machine.width == LANES and machine.has_feature(words.feature)
 
 
 def dot_of_bytes(out: IRBuilder, total: str, x: str, y: str) -> str:

@@ -153,7 +153,7 @@ def shape_of(dtype: DType, machine: Machine) -> Shape:
     """What fits a machine's registers: 32 of them hold sums of four rows, 16 of two."""
     lanes = max(1, machine.width * 4 // dtype.itemsize)
     rows = (4, 1) if machine.registers == 32 else (2, 1)
-    return Shape(dtype, lanes, rows, (8, 1), machine.fused)
+    return Shape(dtype, lanes, rows, (8, 1), machine.fuses_multiply_add)
 
 
 @cache

@@ -20,7 +20,7 @@ from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products import forms
 from weft.compiler.targets.cpu.products.gemm import functions
 from weft.compiler.targets.cpu.products.gemv import vector_launches
-from weft.compiler.targets.cpu.products.tile_plans import Plan, measured_plan, usual
+from weft.compiler.targets.cpu.products.tile_plans import Plan, measured_plan, usual_plan
 from weft.compiler.targets.cpu.products.tiles import Tile, tile_of
 from weft.compiler.targets.llvm.machine import Machine
 from weft.core.shapes import Dimension
@@ -46,7 +46,7 @@ def product_launches(node: GraphNode, product: Product, machine: Machine) -> lis
         vector = vector_launches(node, product, machine)
         if vector is not None:
             return vector
-        plan = usual(product, machine)
+        plan = usual_plan(product, machine)
     if plan.form == "blas":
         return [_by_blas(node, product)]
     return _Generated(node, product, plan, machine).launches()

@@ -76,7 +76,7 @@ def measured_plan(product: Product) -> Plan | None:
     return TUNER[-1](product) if settings.tuning and TUNER else None
 
 
-def usual(product: Product, machine: Machine) -> Plan:
+def usual_plan(product: Product, machine: Machine) -> Plan:
     """The plan for tiles that follows from the sizes."""
     stack, rows, columns, terms = product.shape
     is_low = isinstance(rows, int) and rows <= LOW
@@ -95,10 +95,10 @@ def may_stay(product: Product, machine: Machine) -> bool:
     return not product.turned[1] and (whole or tile.masked)
 
 
-def ways(product: Product, machine: Machine) -> Iterator[Plan]:
+def all_plans(product: Product, machine: Machine) -> Iterator[Plan]:
     """All plans of a product whose sizes are known, the usual one first."""
     _, rows, _, terms = [int(dim) for dim in product.shape]
-    first = usual(product, machine)
+    first = usual_plan(product, machine)
     found = dict.fromkeys([Plan("usual")])
     packing = (True, False) if may_stay(product, machine) else (True,)
     depths = [DEPTH, DEPTH // 2, DEPTH // 4, DEPTH * 2]

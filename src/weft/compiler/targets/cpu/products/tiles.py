@@ -56,7 +56,7 @@ def tile_of(dtype: DType, machine: Machine) -> Tile:
     """
     lanes = max(1, machine.width * 4 // dtype.itemsize)
     vectors = 4 if machine.registers == 32 else 2
-    return Tile(dtype, 6, vectors, lanes, machine.masked, machine.fused)
+    return Tile(dtype, 6, vectors, lanes, machine.masked, machine.fuses_multiply_add)
 
 
 def tile_functions(tile: Tile) -> Iterator[IRBuilder]:
@@ -88,7 +88,7 @@ class Sums:
         """Where the vectors of a row are."""
         return [self.v.at(pointer, j * self.v.type.width) for j in range(len(self.masks))]
 
-    def right(self, row: str) -> list[str]:
+    def right_vectors(self, row: str) -> list[str]:
         """The vectors of the right operand; the last one may reach beyond what there is."""
         pairs = zip(self.places(row), self.read_masks, strict=True)
         return [self.v.load(place, mask) for place, mask in pairs]
@@ -133,7 +133,7 @@ def _tile_function(tile: Tile, rows: int, vectors: int) -> IRBuilder:
         # They end with this block: a phi node behind it would tie up the registers that count.
         term, offset, row = out.variable(0), out.variable(0), out.variable(b)
         with out.repeat():
-            right = sums.right(row.value)
+            right = sums.right_vectors(row.value)
             for i, (left, _) in enumerate(starts):
                 sums.add_products(i, v.at(left, offset.value), right)
             # the rows that follow come from far away when they are read only once

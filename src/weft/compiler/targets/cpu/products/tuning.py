@@ -22,7 +22,7 @@ import numpy as np
 from weft.compiler.lowering.matrix_products import Product
 from weft.compiler.targets.cpu.cache.kernels import environment
 from weft.compiler.targets.cpu.machine import host
-from weft.compiler.targets.cpu.products.tile_plans import TUNER, Plan, read_plan, ways
+from weft.compiler.targets.cpu.products.tile_plans import TUNER, Plan, all_plans, read_plan
 from weft.compiler.targets.cpu.runtime.program import Program
 from weft.core.shapes import is_static
 from weft.core.types import TensorType
@@ -55,7 +55,7 @@ def tuned(compile_program: Compile, product: Product) -> Plan | None:
         key = entry_key(f"{product}".encode(), *_circumstances())
         data = shared_disk().get(key)
         if data is None:
-            data = str(_fastest(compile_program, product)).encode()
+            data = str(_fastest_plan(compile_program, product)).encode()
             shared_disk().put(key, data)
         found = _plans[product] = read_plan(data.decode())
     return found
@@ -69,11 +69,12 @@ def _circumstances() -> tuple[str, ...]:
 _plans: dict[Product, Plan] = {}
 
 
-def _fastest(compile_program: Compile, product: Product) -> Plan:
+def _fastest_plan(compile_program: Compile, product: Product) -> Plan:
     """The way that took the least time, or the usual one, which comes first, if it is close."""
     arrays = _operands(product)
     runs = {
-        plan: _compile_product(compile_program, product, plan) for plan in ways(product, host())
+        plan: _compile_product(compile_program, product, plan)
+        for plan in all_plans(product, host())
     }
     best = dict.fromkeys(runs, np.inf)
     for _ in range(ROUNDS):

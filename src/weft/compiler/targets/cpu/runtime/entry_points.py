@@ -63,7 +63,7 @@ class _EntryBuilder(IRBuilder):
         """A field of an object, so many bytes into it."""
         return self.load(kind, self.at("i8", item, place))
 
-    def data(self, array: str) -> str:
+    def elements_address(self, array: str) -> str:
         """Where the elements of an array are."""
         return self.field(array, self.places.data)
 
@@ -90,7 +90,7 @@ def _launch_function(places: Fields) -> IRBuilder:
     """`launch(block, *arrays)`; see `Entries`."""
     out = _EntryBuilder("launch", places)
     _, given, count = out.parameters
-    block = out.record(_BLOCK, out.data(out.load("ptr", given)))
+    block = out.record(_BLOCK, out.elements_address(out.load("ptr", given)))
     addresses, slots = block.all("addresses", "slots")
     array_class = out.known["ndarray"]
     with out.loop(1, count) as i:
@@ -99,7 +99,7 @@ def _launch_function(places: Fields) -> IRBuilder:
         flags = out.field(array, places.flags, "i32")
         out.answer_false_unless(out.test("ne", out.combine("and", flags, 1), 0))  # contiguous
         slot = out.number(slots, out.sub(i, 1))
-        out.store(out.data(array), out.at("ptr", addresses, slot))
+        out.store(out.elements_address(array), out.at("ptr", addresses, slot))
     calls, many, error, pool, execute = block.all(
         "calls", "count", "error", "parallel_for", "execute"
     )
@@ -117,7 +117,7 @@ def _same_function(places: Fields) -> IRBuilder:
     """`same(table)`; see `Entries`."""
     out = _EntryBuilder("same", places)
     rooms = [out.room("i64"), out.room("ptr"), out.room("ptr")]
-    at = out.variable(out.data(out.load("ptr", out.parameters[1])))
+    at = out.variable(out.elements_address(out.load("ptr", out.parameters[1])))
     with out.repeat():
         part = at.value
         kind = out.load("i64", part)

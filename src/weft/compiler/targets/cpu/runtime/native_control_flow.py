@@ -50,7 +50,6 @@ CHOICE = _CHOICE.names
 """What `run_branch` and `run_rows` are given: their index is the first buffer, of such a kind."""
 
 _BRANCH = Struct("ptr record, ptr bindings, i64 binding_count, ptr copies, i64 copy_count")
-BRANCH = _BRANCH.names
 """A row of the table of branches. In `run_rows`, copies are from a cell to a buffer, row by row."""
 
 _RECORD = Struct("ptr calls, i64 count, ptr addresses, ptr error, ptr pool")

@@ -96,7 +96,7 @@ class TableMaker:
 
     def tables(self, plan: ProgramPlan, sizes: Sizes, extra: int = 0) -> Tables:
         """The tables for some sizes; `extra` slots stand behind those of the plan."""
-        memory = plan.planner.at(sizes)
+        memory = plan.planner.plan_for(sizes)
         references = [each for each in plan.launches if each.kind is Kind.REFERENCE]
         behind = {each: len(plan.slots) + extra + n for n, each in enumerate(references)}
         addresses = np.zeros(len(plan.slots) + extra + len(references) + 1, np.int64)

@@ -379,7 +379,8 @@ def _compile(text: str) -> dict[str, int]:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     # Unoptimised: 7 ms instead of 30, and a range costs nanoseconds more.
-    machine = llvm.Target.from_default_triple().create_target_machine(opt=0, jit=True)
+    target = llvm.Target.from_default_triple()
+    machine = target.create_target_machine(opt=0, jit=True, codemodel="large")
     module = llvm.parse_assembly(text)
     module.verify()
     engine = llvm.create_mcjit_compiler(module, machine)

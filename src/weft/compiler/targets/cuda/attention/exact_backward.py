@@ -27,7 +27,7 @@ _POINTERS = ("q", "k", "v", "sums", "dout", "delta")
 @cache
 def exact_queries_kernel(spec: ExactSpec) -> TextKernel:
     """The kernel of the gradient of the queries."""
-    out = TileBuilder("exact_gradient_of_queries", (*_POINTERS, "dq"), spec)
+    out = TileBuilder("exact_gradient_of_queries", (*_POINTERS, "dq"), spec, blocks=2)
     queries, cotangents = (out.dynamic_array(spec.across) for _ in range(2))
     keys, values = out.dynamic_array(spec.either), out.dynamic_array(spec.across)
     turned = out.dynamic_array(spec.tile * spec.line)
@@ -106,7 +106,7 @@ def _of_score(
 @cache
 def exact_keys_kernel(spec: ExactSpec) -> TextKernel:
     """The kernel of the gradients of keys and values; its tiles are tiles of keys."""
-    out = TileBuilder("exact_gradient_of_keys", (*_POINTERS, "dk", "dv"), spec)
+    out = TileBuilder("exact_gradient_of_keys", (*_POINTERS, "dk", "dv"), spec, blocks=2)
     keys, values = (out.dynamic_array(spec.across) for _ in range(2))
     queries, cotangents = (out.dynamic_array(spec.either) for _ in range(2))
     turned = out.dynamic_array(spec.tile * spec.line)

@@ -26,6 +26,7 @@ from weft.compiler.targets.cuda.binding import Binding, Run, binder
 from weft.compiler.targets.cuda.device_text import TextKernel
 from weft.compiler.targets.cuda.sorting import Step, bind_steps
 from weft.core.dtypes import float32
+from weft.core.settings import settings
 from weft.ir.graph import GraphNode
 from weft.ops.attention import attention, attention_gradient
 
@@ -35,13 +36,20 @@ _RESULTS = {attention: ("out", "sums"), attention_gradient: ("dq", "dk", "dv")}
 _LARGEST_HEAD = 128
 SIDE = 16
 """Threads along each side of a tile."""
+FEWEST_QUERIES = 16
+"""Fewer queries leave most of a tile empty: products of one row are spread over more blocks."""
 _UNIT = 4
 """Floats that are read at once."""
 
 
 def is_exact_attention(node: GraphNode) -> bool:
-    """Whether attention of float32, or its gradient, has kernels: known sizes, no dropout."""
+    """Whether attention of float32, or its gradient, has kernels: known sizes, no dropout.
+
+    Where products of float32 may be rounded to tfloat32, tensor cores make them faster.
+    """
     if node.primitive not in _RESULTS or node.params.get("kept", 1.0) < 1:
+        return False
+    if settings.float32_products == "tfloat32":
         return False
     named = operand_types(node)
     q, k, v = (named[name] for name in "qkv")
@@ -50,7 +58,8 @@ def is_exact_attention(node: GraphNode) -> bool:
         return False
     offset, head = node.params["offset"], int(q.shape[-1])
     return (
-        head % _UNIT == 0
+        int(q.shape[-2]) >= FEWEST_QUERIES
+        and head % _UNIT == 0
         and head <= _LARGEST_HEAD
         and v.shape[-1] == head
         and 0 < node.params["scale"] < inf

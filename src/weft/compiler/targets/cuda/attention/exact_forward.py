@@ -23,7 +23,7 @@ __all__ = ["exact_forward_kernel"]
 @cache
 def exact_forward_kernel(spec: ExactSpec) -> TextKernel:
     """The kernel: `out`, and `sums`, the logarithms of the sums of exponentials."""
-    out = TileBuilder("exact_attention", ("q", "k", "v", "out", "sums"), spec)
+    out = TileBuilder("exact_attention", ("q", "k", "v", "out", "sums"), spec, blocks=3)
     queries, pairs = out.dynamic_array(spec.across), out.dynamic_array(spec.either)
     weights = out.dynamic_array(spec.tile * spec.line)
     # the last tiles see most keys where attention is causal: they come first

@@ -86,14 +86,16 @@ def _bits(value: float) -> int:
 class TileBuilder(DeviceBuilder):
     """A kernel over tiles; `rows` and `columns` are the thread's first in a tile."""
 
-    def __init__(self, name: str, pointers: Sequence[str], spec: ExactSpec) -> None:
+    def __init__(self, name: str, pointers: Sequence[str], spec: ExactSpec, blocks: int) -> None:
+        """`blocks` of them share a multiprocessor, of heads that are one chunk; else one less."""
         self.spec = spec
         masks = ["mask"] if spec.mask else []
         strides = ["mask_batch", "mask_head", "mask_row"] if spec.mask else []
         numbers = ["heads", "group", "queries", "keys", "offset", *strides, "tiles"]
         parameters = [f"ptr %{each}" for each in (*pointers, *masks)]
         threads = spec.side * spec.side
-        super().__init__(name, [*parameters, *[f"i64 %{each}" for each in numbers]], threads)
+        given = [*parameters, *[f"i64 %{each}" for each in numbers]]
+        super().__init__(name, given, threads, max(1, blocks + 1 - spec.chunks))
         self.rows = self.mul(self.div(self.thread, spec.side), 4)
         self.columns = self.mul(self.rem(self.thread, spec.side), 4)
 
@@ -173,14 +175,17 @@ class TileBuilder(DeviceBuilder):
 
     def load_across(self, target: str, source: str, first: str, limit: str) -> None:
         """A tile with the summed axis outermost: rows from `first` on, zeros from `limit` on."""
-        tile, line_floats = self.spec.tile, self.spec.line
-        row, part = self.rem(self.thread, tile), self.div(self.thread, tile)
+        row, unit, units = self.thread, "0", 1
+        if self.threads == 4 * self.spec.tile:
+            # a warp reads 64 bytes of each of eight rows: few lines of memory, few banks twice
+            row = self.add(self.rem(self.thread, 8), self.mul(self.div(self.thread, 32), 8))
+            unit, units = self.rem(self.div(self.thread, 8), 4), 4
         line, exists = self._line(source, self.add(first, row), limit)
-        with self.loop(self.mul(part, 4), self.spec.head, 4 * self.threads // tile) as depth:
+        with self.loop(self.mul(unit, 4), self.spec.head, 4 * units) as depth:
             four = self._load_or_zero(line, depth, exists)
             for number in range(4):
                 value = self.put(f"extractelement {FOUR} {four}, i64 {number}", "float")
-                place = self.add(self.mul(self.add(depth, number), line_floats), row)
+                place = self.add(self.mul(self.add(depth, number), self.spec.line), row)
                 self.store(value, self.at("float", target, place), "float")
 
     def load_along(self, target: str, source: str, first: str, limit: str) -> None:

@@ -5,8 +5,7 @@ summed axis: the tensor cores take tile_m · tile_n / 32 cycles for it (four ins
 for 64 × 256) and reach nine tenths of that, and its operands come from the cache at about 62 bytes
 a cycle. Whole tiles cost waves · (steps · step + epilogue); where consumers alternate, half of the
 epilogues is hidden, while their smaller tiles load shared memory more. Split tiles have fewer
-steps, but their parts are written, and read once more by the block that comes last; whole tiles are
-preferred where both take as long.
+steps, but their parts are written, and read once more by the block that comes last.
 """
 
 from __future__ import annotations
@@ -57,12 +56,12 @@ _MOST_STAGES = 8
 _START_CYCLES = 3500
 _SHORTEST_STEP = 200
 _CACHE_BYTES_PER_CYCLE = 62
-_PART_CYCLES = 2500  # a part's way to the block that adds it up
+_PART_CYCLES = 1000  # a part's way to the block that adds it up
 _PART_BYTES_PER_CYCLE = 20  # of parts that are written and read
 _FEWEST_STEPS = 3  # of a part
-_PLAIN_RATES = {128: (76, 90), 64: (33, 61, 70, 76)}
+_PLAIN_RATES = {128: (91, 95), 64: (63, 64)}
 """Multiply-adds of plain tiles in a cycle of a multiprocessor, for one, two and more blocks."""
-_FEWEST_PLAIN = 0.35  # large plain tiles for each multiprocessor, from which they are considered
+_FEWEST_PLAIN = 0.12  # large plain tiles for each multiprocessor, from which they are considered
 _LONG_SUM = 64  # steps of a small plain tile from which it may have many parts
 _SHORTEST_PART = 8  # steps of such a tile
 _MOST_PLAIN_PARTS = 8
@@ -199,8 +198,7 @@ def estimated_cycles(
         return _START_CYCLES + waves * (steps * step + epilogue)
     parts = _parts(spec, plan, sizes, multiprocessors)
     moved = (1 + parts) * area * 4 / _PART_BYTES_PER_CYCLE
-    steps_of_part = math.ceil(steps / parts)
-    return 1.05 * (_START_CYCLES + steps_of_part * step + epilogue + _PART_CYCLES + moved)
+    return _START_CYCLES + math.ceil(steps / parts) * step + epilogue + _PART_CYCLES + moved
 
 
 def _epilogue_cycles(spec: ProductSpec, area: int) -> float:

@@ -47,7 +47,7 @@ def shorten_products(graph: Graph, tally: Tally) -> Graph:
     if not any(_is_whole(node) for node in graph.nodes):
         return graph
     producer = {result: node for node in graph.nodes for result in node.results}
-    nodes = [each for node in graph.nodes for each in _shortened(node, producer)]
+    nodes = [each for node in graph.nodes for each in _shortened_nodes(node, producer)]
     count = sum(is_integer_product(node) for node in nodes)
     if not count:
         return graph
@@ -61,7 +61,7 @@ def _is_whole(node: GraphNode) -> bool:
     return node.primitive is dot and node.results[0].type.dtype in (int8, int32, int64)
 
 
-def _shortened(node: GraphNode, producer: dict[Variable, GraphNode]) -> list[GraphNode]:
+def _shortened_nodes(node: GraphNode, producer: dict[Variable, GraphNode]) -> list[GraphNode]:
     """A node, or the nodes that multiply 8-bit integers in its place."""
     if not _is_whole(node):
         return [node]

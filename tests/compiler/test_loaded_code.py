@@ -1,4 +1,4 @@
-"""Code loaded in one stretch a file, as where a GPU is mapped, is the same code."""
+"""Code is loaded in one stretch a file: what it refers to may lie anywhere."""
 
 from __future__ import annotations
 
@@ -19,12 +19,6 @@ from weft.compiler.targets.cpu.engine import (
 from weft.core.dtypes import float32
 from weft.ir.loops import For, Kernel, Store
 from weft.ir.scalars import Buffer, index, size, tan
-from weft.runtime import address_space
-
-
-@pytest.fixture(autouse=True)
-def divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "is_divided", lambda: True)
 
 
 def test_files_with_constants_and_calls_of_the_c_library_are_loaded_together() -> None:
@@ -64,10 +58,3 @@ def test_programs_with_products_and_threads_compute_the_same() -> None:
     np.testing.assert_allclose(compiled(x).numpy(), f(x).numpy(), rtol=2e-5, atol=1e-5)
     del compiled
     gc.collect()
-
-
-def test_who_maps_great_parts_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(address_space, "_state", {"divided": False})
-    assert not address_space.is_divided()
-    address_space.mark_divided()
-    assert address_space.is_divided()
