@@ -141,13 +141,13 @@ def elementwise_elsewhere(
         key = tuple(parts)
         found = known.get(key)
         if found is None:
-            return first(operands, key)
+            return compute_first(operands, key)
         run, number = found
         if number is not None:
             operands = [number if type(x) is float else x for x in operands]
         return run(operands)[0], operands
 
-    def first(operands: Sequence[Any], key: Hashable) -> Computed | None:
+    def compute_first(operands: Sequence[Any], key: Hashable) -> Computed | None:
         found = find(operands)
         if found is None:
             return None
