@@ -395,8 +395,9 @@ def large_elementwise(primitive: Primitive) -> Callable[[tuple[Tensor, ...]], Te
     def compute(operands: tuple[Tensor, ...]) -> Tensor | None:
         if traces.stack or OBSERVERS:
             return None
-        if not all(operand._value.flags.c_contiguous for operand in operands):
-            return None
+        for operand in operands:
+            if not operand._value.flags.c_contiguous:
+                return None
         run, handles = forms.find(operands, {})
         if run is None:
             return None

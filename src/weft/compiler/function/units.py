@@ -20,6 +20,7 @@ from weft.compiler.function.jit import Jit
 from weft.compiler.function.taped import run_kept, unit_executable
 from weft.compiler.graph_passes.user_rules import rewrites
 from weft.compiler.targets.target import Executable
+from weft.core.arrays import HostArray
 from weft.ir.dispatch import apply
 from weft.ir.eager import Declined, Orders, contiguous_array
 from weft.ir.reverse import recording
@@ -150,22 +151,30 @@ class UnitCall:
                 if tensor._node is not None and grad_mode.enabled:
                     break
             else:
-                return wrap(quick([tensor._value for tensor in handles])[0])
+                return wrap(quick([tensor._value for tensor in handles])[self._found.result])
         inputs = handles if self._in_order else [handles[place] for place in self._places]
-        arrays = [contiguous_array(tensor._value) for tensor in inputs]
+        arrays, is_recorded = [], False
+        for tensor in inputs:
+            array = tensor._value
+            is_ready = type(array) is HostArray and array.flags.c_contiguous
+            arrays.append(array if is_ready else contiguous_array(array))
+            is_recorded = is_recorded or tensor._node is not None
+        found = self._found
         if rewrites():
-            outputs = list(call_graph(self._found.recording.graph, *inputs))
-        elif grad_mode.enabled and any(tensor._node is not None for tensor in inputs):
-            outputs = self._found.taped_for(inputs)(inputs, arrays)
+            outputs = list(call_graph(found.recording.graph, *inputs))
+        elif is_recorded and grad_mode.enabled:
+            outputs = found.taped_for(inputs)(inputs, arrays)
         else:
             if self._program is None:
-                self._program = unit_executable(self._found.recording.graph, self._found.target)
-            graph = self._found.recording.graph
-            outputs = [wrap(array) for array in run_kept(graph, self._program, arrays)]
-            if self._found.result is not None and self._quick is None:
-                self._quick = self.quick_compute(arrays)
-        result = self._found.result
-        return outputs[result] if result is not None else self._found.recording.rebuild(outputs)
+                self._program = unit_executable(found.recording.graph, found.target)
+            made = run_kept(found.recording.graph, self._program, arrays)
+            if found.result is not None:
+                if self._quick is None:
+                    self._quick = self.quick_compute(arrays)
+                return wrap(made[found.result])
+            outputs = [wrap(array) for array in made]
+        result = found.result
+        return outputs[result] if result is not None else found.recording.rebuild(outputs)
 
     def compute(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """The outputs for the arrays of a call's tensors, with no place on a tape."""

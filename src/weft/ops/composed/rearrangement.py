@@ -19,6 +19,7 @@ from weft.ir.constants import beside_operands
 from weft.ir.dispatch import apply
 from weft.ir.eager import view_unit
 from weft.ir.parts import as_part
+from weft.ir.remembered_calls import remember_calls
 from weft.ir.reverse import filled_tensor
 from weft.ir.tensor import Tensor
 from weft.ops.composed.manipulation import (
@@ -58,6 +59,7 @@ __all__ = [
 # --- shapes ------------------------------------------------------------------------------------
 
 
+@remember_calls
 def flatten(x: Operand, start_axis: int = 0, end_axis: int = -1) -> Tensor:
     """The axes from the first to the last named one joined into one, by default all.
 
@@ -84,6 +86,7 @@ def flatten(x: Operand, start_axis: int = 0, end_axis: int = -1) -> Tensor:
     return reshape_known(x, (*x.shape[:first], joint, *x.shape[last + 1 :]))
 
 
+@remember_calls
 def ravel(x: Operand, /) -> Tensor:
     """All elements in row-major order along one axis.
 
@@ -129,6 +132,7 @@ def atleast_3d(x: Operand, /) -> Tensor:
     return reshape_known(x, (*x.shape, 1) if x.ndim == 2 else (*atleast_2d(x).shape, 1))
 
 
+@remember_calls
 def hstack(arrays: Sequence[Operand], /) -> Tensor:
     """Tensors joined along the second axis, lines along their only one.
 
@@ -140,6 +144,7 @@ def hstack(arrays: Sequence[Operand], /) -> Tensor:
     return concat(tensors, axis=0 if tensors[0].ndim == 1 else 1)
 
 
+@remember_calls
 def vstack(arrays: Sequence[Operand], /) -> Tensor:
     """Tensors joined along the first axis, lines as rows.
 
@@ -181,6 +186,7 @@ def rot90(x: Operand, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
 # --- parts -------------------------------------------------------------------------------------
 
 
+@remember_calls
 def narrow(x: Operand, axis: int, start: int, length: int) -> Tensor:
     """The stretch of an axis that begins at `start` and has a length.
 

@@ -180,7 +180,7 @@ class CpuExecutable(ABC):
             tables, block, made, sizes = ready
             if sizes:
                 self.state.sizes = sizes
-            if self._shares:
+            if self._shares and tables.plan.peak:
                 self._place(tables)
             prepared = self._prepared
             if prepared is None or prepared.holds(tables, arrays):
