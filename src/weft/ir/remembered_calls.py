@@ -38,6 +38,8 @@ MOST_CALLS = 1024
 """How many kinds of calls of one function are remembered before all are forgotten."""
 LONGEST = 8
 """Primitives of a function that is remembered, at most."""
+DEEPEST = 8
+"""How deep lists in the arguments of a call that is remembered may lie."""
 _SIMPLE = frozenset([int, bool, str, type(None)])
 
 
@@ -129,8 +131,10 @@ def remember_calls(f: Callable[Parameters, Tensor]) -> Callable[Parameters, Tens
     return function
 
 
-def _read(values: Any, parts: list[Any], operands: list[Tensor]) -> bool:
+def _read(values: Any, parts: list[Any], operands: list[Tensor], depth: int = 0) -> bool:
     """Add what a call depends on to its key, and its tensors; False where that makes no key."""
+    if depth > DEEPEST:  # a list may hold itself
+        return False
     for value in values:
         kind = type(value)
         if kind is Tensor:
@@ -146,7 +150,7 @@ def _read(values: Any, parts: list[Any], operands: list[Tensor]) -> bool:
             parts += (kind, value)
         elif kind is tuple or kind is list:
             parts += (kind, len(value))
-            if not _read(value, parts, operands):
+            if not _read(value, parts, operands, depth + 1):
                 return False
         else:
             return False
