@@ -390,16 +390,29 @@ def split_table(options: Namespace) -> dict[str, dict[str, float]]:
     return found
 
 
+def seconds_of_step(
+    options: Namespace, side: str, work: str, processes: int, threads: int
+) -> float:
+    """The seconds of a step; NaN where the other side's run fails, which ends nothing here."""
+    try:
+        return float(run(options, side, work, processes, threads)["seconds"])
+    except SystemExit as error:
+        if side == "weft":
+            raise
+        print(f"{side}, {work}, {processes} x {threads}: {error}")
+        return float("nan")
+
+
 def steps_table(options: Namespace, work: str) -> dict[str, dict[str, float]]:
     """Times of training steps of the same global batch."""
     rounds: dict[str, dict[str, list[float]]] = {}
     for _ in range(options.rounds):
         for name, (processes, threads) in RUNS.items():
             for side in ("weft", "torch"):
-                seconds = run(options, side, work, processes, threads)["seconds"]
+                seconds = seconds_of_step(options, side, work, processes, threads)
                 rounds.setdefault(name, {}).setdefault(side, []).append(seconds)
     found = {
-        name: {side: statistics.median(spans) for side, spans in sides.items()}
+        name: {side: float(np.nanmedian(spans)) for side, spans in sides.items()}
         for name, sides in rounds.items()
     }
     print(f"\n{work:<24}{'weft':>12}{'torch':>12}{'ratio':>8}")
