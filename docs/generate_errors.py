@@ -73,6 +73,7 @@ def message(mistake: Mistake) -> WeftError:
     try:
         exec(compile(code, FILE, "exec", dont_inherit=True), dict(mistake.run.__globals__))
     except WeftError as error:
+        str(error)  # some messages are written when they are first read: now the line is there
         return error
     finally:
         del linecache.cache[FILE]
