@@ -73,7 +73,7 @@ def message(mistake: Mistake) -> WeftError:
     try:
         exec(compile(code, FILE, "exec", dont_inherit=True), dict(mistake.run.__globals__))
     except WeftError as error:
-        str(error)  # some messages are written when they are first read: now the line is there
+        str(error)  # some errors are written when they are read, and the line must be there
         return error
     finally:
         del linecache.cache[FILE]

@@ -33,7 +33,7 @@ from weft.compiler.export.checking import Check, check_program
 from weft.compiler.export.header import Interface, header_text, run_parameters
 from weft.compiler.export.layout import Blob, Footprint, inside_blob, shipped_arrays
 from weft.compiler.export.linking import is_web, link_library, missing_linker, web_linker
-from weft.compiler.export.machines import HOST, Platform, machine_for, platform_named
+from weft.compiler.export.machines import HOST, PLATFORMS, Platform, machine_for, platform_named
 from weft.compiler.export.main_programs import main_text, script_text
 from weft.compiler.export.object_code import object_file
 from weft.compiler.export.program import ExportedProgram, Port, exported_program, without_names
@@ -51,6 +51,9 @@ __all__ = ["Export", "export"]
 Array = np.ndarray[Any, Any]
 LARGEST_INSIDE = 64 << 20
 """Bytes of weights up to which they are put inside of the object file, if nothing else is said."""
+
+TARGETS = (HOST, *PLATFORMS)
+"""The names of machines that programs are exported for."""
 
 CHOICES: dict[str, tuple[str | None, ...]] = {
     "form": ("object", "c"),
@@ -299,6 +302,11 @@ def _not_writable(folder: Path, error: OSError) -> ArgumentError:
         got={"folder": str(folder)},
         fix="choose another folder",
     )
+
+
+def check_target(target: str) -> None:
+    """Refuse a machine that is none, with the name that is likely meant."""
+    platform_named(target)
 
 
 def _check_arguments(args: Any, kwargs: Any, sizes: Any) -> None:

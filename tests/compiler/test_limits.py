@@ -79,6 +79,13 @@ def test_columns_are_summed_in_chunks_where_the_target_says() -> None:
     assert [len(step.roots) for step in whole.steps] == [1]  # type: ignore[union-attr]
 
 
+def test_a_transpose_goes_in_tiles_where_a_line_holds_several_elements() -> None:
+    graph = trace_of(lambda x: x.mT + 1, (128, 128))
+    by_row = plan_with(graph, lowering=LoweringLimits(transposed_tile=0))
+    assert ".tile" in str(plan_with(graph).kernels[0])
+    assert ".tile" not in str(by_row.kernels[0])
+
+
 def test_a_row_is_held_where_it_fits() -> None:
     graph = trace_of(lambda x: wf.softmax(x, axis=-1), (64, 128))
     held, stored = plan_with(graph), plan_with(graph, lowering=LoweringLimits(held_row_bytes=64))
@@ -144,7 +151,8 @@ TIGHT = Limits(
         most_chunk_rows=8, chunked_rows=8, chunked_columns=2,
     ),
     LoweringLimits(
-        vector_lanes=4, accumulators=8, accumulated_rows=2, held_row_bytes=64, product_block=8,
+        vector_lanes=4, transposed_tile=2, accumulators=8, accumulated_rows=2, held_row_bytes=64,
+        product_block=8,
         attention_block_queries=8, causal_block_queries=4, attention_block_keys=8,
         divided_head_key_blocks=1, convolution_block_places=8, fewest_block_places=2,
         patch_elements=64, weight_gradient_channels=2, unrolled_depthwise_taps=1,

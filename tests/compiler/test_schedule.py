@@ -126,9 +126,10 @@ def test_preparations_come_first_and_what_only_updates_wait_for_last() -> None:
         value: 8 for task in tasks for value in task.writes if not str(value).startswith("new")
     }
     gathered = [(0, 2), (1,), (3,), (6,), (4, 7), (5,), (8, 9)]
-    assert schedule(tasks, sizes, LARGE, float("inf"), gathers=True) == gathered
+    assert schedule(tasks, sizes, LARGE, float("inf"), 8) == gathered
+    assert (4, 7) not in schedule(tasks, sizes, LARGE, float("inf"), 7)
     held = {**sizes, "parts": 1 << 30, "y": 1 << 30, "other parts": 1 << 30}
-    assert (4, 7) not in schedule(tasks, held, LARGE, float("inf"), gathers=True)
+    assert (4, 7) not in schedule(tasks, held, LARGE, float("inf"), 1 << 40)
 
 
 def test_what_frees_more_than_it_takes_comes_first_where_that_lowers_the_peak() -> None:
@@ -164,20 +165,26 @@ def graphs(draw: st.DrawFn) -> list[Task]:
         reads = draw(st.lists(st.integers(0, number - 1), max_size=3)) if number else []
         pinned = draw(st.booleans()) and draw(st.booleans())
         work = draw(st.sampled_from([0.1, 1.0, 500.0]))
-        tasks.append(Task((*{*reads},), (number,), work, not pinned, pinned))
+        state = {f"state {number}": 1 << 30} if draw(st.booleans()) and not pinned else {}
+        tasks.append(Task((*{*reads}, *state), (number,), work, not pinned, pinned, state))
     return tasks
 
 
 @pytest.mark.slow
-@given(graphs(), st.lists(st.integers(0, 1000), min_size=25, max_size=25), st.booleans())
+@given(
+    graphs(),
+    st.lists(st.integers(0, 1000), min_size=25, max_size=25),
+    st.sampled_from([0, 1 << 24]),
+)
 def test_every_schedule_can_be_run_and_needs_no_more_memory(
-    tasks: list[Task], bytes_: list[int], gathers: bool
+    tasks: list[Task], bytes_: list[int], gathered: int
 ) -> None:
     read = {value for task in tasks for value in task.reads}
     sizes = {value: bytes_[value] << 16 for value in range(len(tasks)) if value in read}
-    found = schedule(tasks, sizes, LARGE, float("inf"), gathers)  # type: ignore[arg-type]
+    limits = LARGE, float("inf") if gathered else None, gathered
+    found = schedule(tasks, sizes, *limits)  # type: ignore[arg-type]
     assert sorted(number for launch in found for number in launch) == [*range(len(tasks))]
-    done: set[Any] = set()
+    done: set[Any] = {value for task in tasks for value in task.replaces}
     for launch in found:
         assert all(value in done for number in launch for value in tasks[number].reads)
         done.update(value for number in launch for value in tasks[number].writes)
@@ -186,7 +193,7 @@ def test_every_schedule_can_be_run_and_needs_no_more_memory(
     plain: list[Launch] = [(number,) for number in range(len(tasks))]
     limit = peak(plain, tasks, sizes) * TOLERATED + SLACK  # type: ignore[arg-type]
     assert peak(found, tasks, sizes) <= limit  # type: ignore[arg-type]
-    assert schedule(tasks, sizes, LARGE) == found  # type: ignore[arg-type]
+    assert schedule(tasks, sizes, *limits) == found  # type: ignore[arg-type]
 
 
 def member(buffers: int, numbers: list[int], extent: int, grain: int) -> PlanLaunch:

@@ -103,6 +103,38 @@ def test_collectives_keep_their_order_and_each_that_begins_is_waited_for() -> No
         assert not (name == "whole" and begun), "a whole one runs beside those under way"
 
 
+def test_parameters_that_are_split_are_gathered_one_module_ahead_and_no_further() -> None:
+    width, layers = 256, 8
+
+    def peak(overlap: bool) -> int:
+        rows = [
+            layer for _ in range(layers) for layer in (wf.nn.Linear(width, width), wf.nn.Tanh())
+        ]
+        net = wf.nn.Sequential(*rows)
+        optimizer = wf.optim.SGD(net.parameters(), lr=0.1)
+        called = wf.distributed.shard_model(net, optimizer)
+        wf.distributed.data_parallel(optimizer, zero=3)
+
+        def step(net: Any, optimizer: Any, x: wf.Tensor) -> wf.Tensor:
+            loss = (net(x) ** 2).mean()
+            optimizer.minimize(loss)
+            return loss
+
+        with wf.settings.changed(overlap=overlap):
+            plan = wf.jit(step).explain(called, optimizer, wf.ones((8, width))).plan
+        names = [launch_.name for launch_ in plan.launches]
+        assert overlap == ("all_gather begin" in names)
+        return int(plan.planner.plan_for({}).peak)
+
+    module = 4 * width * width
+    whole, beside = (
+        wf.distributed.run_threads(lambda overlap=overlap: peak(overlap), 2)[0]
+        for overlap in (False, True)
+    )
+    assert whole < beside <= whole + 2 * module
+    assert beside < layers * module
+
+
 def test_overlap_can_be_turned_off() -> None:
     with wf.settings.changed(overlap=False):
         names = _names(lambda x, y: (_sum(x) + 1, y @ y), LARGE, SQUARE)

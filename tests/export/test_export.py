@@ -368,6 +368,24 @@ def test_a_check_finds_a_program_that_gives_other_numbers(
         wf.export(lambda x: x * 2, [numbers(3)], tmp_path / "model", check=True)
 
 
+@needs_compiler
+def test_a_check_takes_a_program_that_rounds_as_the_compiled_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = checking.reference_runs
+
+    def one_step_off(*given: Any) -> Any:
+        off = 0.0 if len(given) > 3 else 1.0  # the compiled program is the fourth
+        return [each + off for each in real(*given)]
+
+    monkeypatch.setattr(checking, "reference_runs", one_step_off)
+    shipped = wf.export(lambda x: wf.round(x * 3), [numbers(7)], tmp_path / "steps")
+    assert "as compiled; by the rules of its operations" in str(shipped.check())
+    smooth = wf.export(lambda x: x * 3, [numbers(7)], tmp_path / "smooth")
+    with pytest.raises(wf.MiscompiledError):
+        smooth.check()
+
+
 # --- C -------------------------------------------------------------------------------------------
 
 

@@ -18,11 +18,9 @@ from weft.cli.looking import (
 )
 from weft.cli.mistakes import Mistake
 from weft.cli.printing import say
-from weft.compiler.export.machines import HOST, PLATFORMS, platform_named
+from weft.exporting import TARGETS, check_target
 
 __all__ = ["export", "write_onnx"]
-
-MACHINES = ", ".join([HOST, *PLATFORMS])
 
 
 def export(flags: Namespace) -> int:
@@ -56,10 +54,10 @@ def export(flags: Namespace) -> int:
 def _check_words(flags: Namespace) -> None:
     """Refuse words that name nothing before a program is loaded, which may take long."""
     try:
-        platform_named(flags.target)
+        check_target(flags.target)
     except wf.ArgumentError as error:
         meant = f"{error.note} " if error.note else ""
-        raise Mistake(f"--target: {error.problem}; {meant}there are {MACHINES}") from None
+        raise Mistake(f"--target: {error.problem}; {meant}there are {', '.join(TARGETS)}") from None
     if not re.fullmatch(r"[A-Za-z]\w*", flags.name):
         proposal = re.sub(r"\W", "_", flags.name).lstrip("_0123456789") or "model"
         raise Mistake(

@@ -315,8 +315,8 @@ def deepest_trace(operands: Sequence[Tensor], purpose: str) -> Trace | None:
 
 
 def _place_traces(operands: Sequence[Tensor], device: Device) -> None:
-    """Let traces that know of no device yet be of the one that an operand is on."""
-    for operand in operands:
+    """Let traces that know of no device yet be of the one that an operand is on, if it computes."""
+    for operand in operands if can_compute_on(device) else ():
         value = operand._value
         if type(value) not in CONCRETE and not value.trace.is_placed:
             value.trace.device, value.trace.is_placed = device, True

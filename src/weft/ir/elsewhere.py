@@ -54,12 +54,19 @@ def run_known_elsewhere(
     What was computed before needs no check of types, devices and parameters.
     """
     arrays = [operand._value for operand in operands]
-    key = key_elsewhere(primitive, arrays, params)
-    compute = None if key is None else _computing.get(key)
+    compute = known_compute(primitive, arrays, params)
     if compute is None or OBSERVERS or not is_native():
         return None
     results = compute(arrays)
     return tuple(map(wrap, results)) if primitive.multiple else wrap(results[0])
+
+
+def known_compute(
+    primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]
+) -> Compute | None:
+    """What computes a primitive of arrays of these kinds, if that was done before."""
+    key = key_elsewhere(primitive, arrays, params)
+    return None if key is None else _computing.get(key)
 
 
 def key_elsewhere(
@@ -89,7 +96,7 @@ def key_elsewhere(
 
 
 _computing: dict[Hashable, Callable[[Sequence[Any]], Sequence[Any]]] = {}
-"""What can_compute_on primitives on other devices, by all that their programs depend on."""
+"""What computes primitives on other devices, by all that their programs depend on."""
 _PLAIN_BYTES = 2
 """The version of Python's own bytes in which equal values have equal bytes."""
 
@@ -104,15 +111,20 @@ Computed = tuple[Any, Sequence[Any]]
 """The array of a result, and those of the operands."""
 
 
+KnownCalls = dict[Hashable, tuple[Compute, Any]]
+"""By the kinds of arrays, and numbers: what computes a call, and the array of a number."""
+
+
 def elementwise_elsewhere(
     primitive: Primitive,
-) -> Callable[[Sequence[Any]], Computed | None]:
-    """What can_compute_on an element-wise primitive of arrays on another device.
+) -> tuple[Callable[[Sequence[Any]], Computed | None], KnownCalls]:
+    """What computes an element-wise primitive of arrays on another device.
 
     One of two operands may be a Python float beside an array of inexact numbers. None where the
-    call has to go the long way: under an observer, for dtypes or shapes that do not fit.
+    call has to go the long way: under an observer, for dtypes or shapes that do not fit. The calls
+    that are known are returned, too: those of arrays alone are found by the kinds of all of them.
     """
-    known: dict[Hashable, tuple[Compute, Any]] = {}
+    known: KnownCalls = {}
     find = _finder(primitive)
 
     def compute(operands: Sequence[Any]) -> Computed | None:
@@ -129,13 +141,13 @@ def elementwise_elsewhere(
         key = tuple(parts)
         found = known.get(key)
         if found is None:
-            return first(operands, key)
+            return compute_first(operands, key)
         run, number = found
         if number is not None:
             operands = [number if type(x) is float else x for x in operands]
         return run(operands)[0], operands
 
-    def first(operands: Sequence[Any], key: Hashable) -> Computed | None:
+    def compute_first(operands: Sequence[Any], key: Hashable) -> Computed | None:
         found = find(operands)
         if found is None:
             return None
@@ -147,7 +159,7 @@ def elementwise_elsewhere(
         known[key] = run.quick_compute(arrays) or run.compute, number
         return result, arrays
 
-    return compute
+    return compute, known
 
 
 def _finder(primitive: Primitive) -> Callable[[Sequence[Any]], tuple[Any, Any] | None]:

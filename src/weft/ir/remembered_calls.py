@@ -19,9 +19,11 @@ from typing import Any, ParamSpec
 
 from weft.core.arrays import CONCRETE, HostArray
 from weft.core.errors import WeftError
-from weft.core.records import frozen
+from weft.core.records import field, frozen
 from weft.ir.autocast import AUTOCAST
 from weft.ir.dispatch import OBSERVERS, evaluate
+from weft.ir.eager import is_native
+from weft.ir.elsewhere import Compute, known_compute
 from weft.ir.graph import Graph, Literal
 from weft.ir.kinds import Collective, Control
 from weft.ir.parts import as_part
@@ -36,6 +38,8 @@ MOST_CALLS = 1024
 """How many kinds of calls of one function are remembered before all are forgotten."""
 LONGEST = 8
 """Primitives of a function that is remembered, at most."""
+DEEPEST = 8
+"""How deep lists in the arguments of a call that is remembered may lie."""
 _SIMPLE = frozenset([int, bool, str, type(None)])
 
 
@@ -47,6 +51,19 @@ class Application:
     params: dict[str, Any]
     places: tuple[int, ...]
     has_derivative: bool
+    known: list[Compute] = field(default_factory=list)
+    """What computes it on another device than the host, once it has been computed there."""
+
+    def compute(self, arrays: list[Any]) -> Tensor:
+        """The result for arrays of the kinds that were remembered."""
+        if self.known and is_native():
+            return wrap(self.known[0](arrays)[0])
+        result: Tensor = evaluate(self.primitive, arrays, self.params)
+        if arrays and type(arrays[0]) is not HostArray:
+            found = known_compute(self.primitive, arrays, self.params)
+            if found is not None:
+                self.known[:] = [found]
+        return result
 
 
 @frozen
@@ -63,7 +80,7 @@ class Remembered:
         for each in self.applications:
             primitive, params = each.primitive, each.params
             given = tuple([values[place] for place in each.places])
-            result = evaluate(primitive, [x._value for x in given], params)
+            result = each.compute([x._value for x in given])
             if each.has_derivative and grad_mode.enabled:
                 for x in given:
                     if x._node is not None:
@@ -86,7 +103,7 @@ def remember_calls(f: Callable[Parameters, Tensor]) -> Callable[Parameters, Tens
 
     @wraps(f)
     def function(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Tensor:
-        if traces.stack or OBSERVERS or len(CONCRETE) > 1 or traces.keeper is not None:
+        if traces.stack or OBSERVERS or traces.keeper is not None:
             return f(*args, **kwargs)
         if AUTOCAST.get() is not None:
             return f(*args, **kwargs)
@@ -96,7 +113,7 @@ def remember_calls(f: Callable[Parameters, Tensor]) -> Callable[Parameters, Tens
         if kwargs:
             parts.extend(kwargs)
             is_plain = is_plain and _read(kwargs.values(), parts, operands)
-        if not is_plain:
+        if not is_plain or (len(operands) > 1 and not _on_one_device(operands)):
             return f(*args, **kwargs)
         key = tuple(parts)
         found = known.get(key)
@@ -114,25 +131,38 @@ def remember_calls(f: Callable[Parameters, Tensor]) -> Callable[Parameters, Tens
     return function
 
 
-def _read(values: Any, parts: list[Any], operands: list[Tensor]) -> bool:
+def _read(values: Any, parts: list[Any], operands: list[Tensor], depth: int = 0) -> bool:
     """Add what a call depends on to its key, and its tensors; False where that makes no key."""
+    if depth > DEEPEST:  # a list may hold itself
+        return False
     for value in values:
         kind = type(value)
         if kind is Tensor:
             array = value._value
-            if type(array) is not HostArray:
-                return False
-            parts += (array.dtype, array.shape)
             operands.append(value)
+            if type(array) is HostArray:
+                parts += (array.dtype, array.shape)
+            elif type(array) in CONCRETE and array.kind is not None:
+                parts.append(array.kind)
+            else:
+                return False
         elif kind in _SIMPLE:
             parts += (kind, value)
         elif kind is tuple or kind is list:
             parts += (kind, len(value))
-            if not _read(value, parts, operands):
+            if not _read(value, parts, operands, depth + 1):
                 return False
         else:
             return False
     return True
+
+
+def _on_one_device(operands: Sequence[Tensor]) -> bool:
+    """Whether all tensors of a call are on one device; others are refused, or single numbers."""
+    if len(CONCRETE) == 1:
+        return True
+    first = operands[0].device
+    return all(operand.device is first for operand in operands)
 
 
 def _trace_call(

@@ -35,9 +35,9 @@ from weft.core.shapes import Dimension, broadcast_shapes
 from weft.core.types import TensorType
 from weft.ir.batching import move_axis
 from weft.ir.derivatives import OperandDerivative, Tangent
-from weft.ir.dispatch import apply, quiet
-from weft.ir.eager import large_elementwise, times_large
-from weft.ir.elsewhere import elementwise_elsewhere
+from weft.ir.dispatch import OBSERVERS, apply, quiet
+from weft.ir.eager import is_native, large_elementwise, times_large
+from weft.ir.elsewhere import KnownCalls, elementwise_elsewhere
 from weft.ir.kinds import Elementwise
 from weft.ir.primitive import PRIMITIVES, Lower, Mistake, Primitive, Sample
 from weft.ir.tape import LARGE, NO_PARAMS, Node, keep
@@ -255,9 +255,12 @@ def _long_path(
     return promote if otherwise is None else promote_unless_other
 
 
-def _function_elsewhere(primitive: Primitive, slow: Function) -> Function:
-    """The function for tensors on other devices, beside which a number may stand; `slow` else."""
-    compute = elementwise_elsewhere(primitive)
+def _function_elsewhere(primitive: Primitive, slow: Function) -> tuple[Function, KnownCalls]:
+    """The function for tensors on other devices, beside which a number may stand; `slow` else.
+
+    With it the calls of arrays that are known, by their kinds.
+    """
+    compute, known = elementwise_elsewhere(primitive)
 
     def function(*operands: Any) -> Tensor:
         has_tape, given = False, []
@@ -279,14 +282,14 @@ def _function_elsewhere(primitive: Primitive, slow: Function) -> Function:
             tensor._node = tape_node(primitive, tuple(arrays), parents, value)
         return tensor
 
-    return function
+    return function, known
 
 
 def _unary(
     primitive: Primitive, kernel: Callable[..., Any], fast: frozenset[Any], slow: Function
 ) -> Function:
     times, large = times_large(primitive), large_elementwise(primitive)
-    elsewhere = _function_elsewhere(primitive, slow)
+    elsewhere, known = _function_elsewhere(primitive, slow)
 
     def function(x: Any, /) -> Tensor:
         if type(x) is Tensor:
@@ -311,7 +314,15 @@ def _unary(
                 else:
                     tensor._node = None
                 return tensor
-            return elsewhere(x)
+            known_call = known.get((getattr(a, "kind", None),))
+            if known_call is None or OBSERVERS or not is_native():
+                return elsewhere(x)
+            tensor = _new(Tensor)
+            tensor._value = value = known_call[0]((a,))[0]
+            tensor._grad = tensor._origin = tensor._node = None
+            if x._node is not None and grad_mode.enabled:
+                tensor._node = tape_node(primitive, (a,), (x._node,), value)
+            return tensor
         return slow(x)
 
     return function
@@ -326,13 +337,26 @@ def _binary(
 ) -> Function:
     """`weak` are the dtypes that a Python float may stand beside."""
     times, large = times_large(primitive), large_elementwise(primitive)
-    elsewhere = _function_elsewhere(primitive, slow)
+    elsewhere, known = _function_elsewhere(primitive, slow)
+
+    def known_elsewhere(x1: Tensor, x2: Tensor, a: Any, b: Any) -> Tensor:
+        """The result of tensors on other devices, with little work where the call is known."""
+        found = known.get((getattr(a, "kind", None), getattr(b, "kind", None)))
+        if found is None or OBSERVERS or not is_native():
+            return elsewhere(x1, x2)
+        tensor = _new(Tensor)
+        tensor._value = value = found[0]((a, b))[0]
+        tensor._grad = tensor._origin = tensor._node = None
+        node, other = x1._node, x2._node
+        if (node is not None or other is not None) and grad_mode.enabled:
+            tensor._node = tape_node(primitive, (a, b), (node, other), value)
+        return tensor
 
     def function(x1: Any, x2: Any, /) -> Tensor:
         if type(x1) is Tensor and type(x2) is Tensor:
             a, b = x1._value, x2._value
             if type(a) is not HostArray or type(b) is not HostArray:
-                return elsewhere(x1, x2)
+                return known_elsewhere(x1, x2, a, b)
             if a.dtype is not b.dtype or a.dtype not in fast:
                 return slow(x1, x2)
             least = settings.eager_elements * times

@@ -275,6 +275,7 @@ class Builder(GraphTrace):
         return tensor
 
     def _repeat(self, node: Any, tensor: Tensor) -> Tensor:
+        """Record what a node of the tape computed; its operands are repeated before it."""
         if node in self._repeats:
             return self._repeats[node]
         place = 0
@@ -282,6 +283,7 @@ class Builder(GraphTrace):
             place, node = node.index, node.parents[0]
         if type(node) is not Node or node.values is None:
             raise _lost_tape_error(tensor)
+        # the tape keeps Python's numbers as they are; here they are constants of the others' dtype
         weak = next(wrap(x).dtype for x in node.values if type(x) is not float)
         values = [np.array(x, weak.numpy) if type(x) is float else x for x in node.values]
         pairs = zip(values, node.parents, strict=True)

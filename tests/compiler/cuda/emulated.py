@@ -33,6 +33,7 @@ _REPLACED = (
     (r"target datalayout = .*\n", ""),
     (r'target triple = ".*"\n', ""),
     (r"declare .*@llvm\.nvvm\..*\n", ""),
+    (r'  call void asm sideeffect "prefetch.*\n', ""),
     (r"define ptx_kernel void @(\S+)\(", r"define void @\1(i32 %thread, i32 %block, "),
     (r" ?addrspace\(\d\)", ""),
     (r"addrspacecast ptr (\S+) to ptr", r"getelementptr i8, ptr \1, i64 0"),

@@ -101,6 +101,7 @@ def test_kernels_with_sums_keep_four_blocks_on_a_multiprocessor() -> None:
     assert len(found) == 1
     text = kernels_to_ptx([kernel_of(found[0])])
     assert ".minnctapersm 4" in text
+    assert text.count("prefetch.L2") == 3, "of each value of which every row is read"
     assert spilled_bytes(text, "sm_90") <= 128
 
 

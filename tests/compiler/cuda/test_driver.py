@@ -22,7 +22,6 @@ from weft.core.errors import ArgumentError, DeviceError, OutOfMemoryError
 @pytest.fixture(autouse=True)
 def whole_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A card that is not there maps nothing."""
-    monkeypatch.setattr(devices, "mark_divided", lambda: None)
 
 
 def fake_device(**options: int) -> tuple[FakeLibrary, Device]:

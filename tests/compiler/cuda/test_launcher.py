@@ -385,3 +385,31 @@ def test_a_reshaped_tensor_shares_memory_whenever_it_is_asked_for(card: HostCard
         assert view.tolist() == [[0, 1, 2], [3, 4, 5]]
     del x
     assert view.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: wf.sum(x, axis=0),
+        lambda x: wf.mean(x, axis=(0, 1), keepdims=True),
+        lambda x: x.reshape(-1, 2) * 2,
+        lambda x: wf.concat([x, x[:1]], axis=0),
+        lambda x: wf.squeeze(x[None], axis=0).max(axis=1),
+    ],
+)
+def test_what_a_function_applies_is_remembered_on_a_card_with_its_tape(
+    card: HostCard, f: Callable[[wf.Tensor], wf.Tensor]
+) -> None:
+    array = numbers(4, 6)
+    here = wf.asarray(array).requires_grad_()
+    (f(here) ** 2).sum().backward()
+    for _ in range(5):
+        there = wf.asarray(array).to("cuda").requires_grad_()
+        result = f(there)
+        np.testing.assert_allclose(result.detach().numpy(), f(here).detach().numpy(), rtol=1e-5)
+        assert result.device == there.device
+        (result**2).sum().backward()
+        np.testing.assert_allclose(there.grad.numpy(), here.grad.numpy(), rtol=1e-5)
+    for _ in range(3):
+        with pytest.raises(wf.DeviceError, match="different devices"):
+            wf.concat([there, here])

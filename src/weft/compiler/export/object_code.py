@@ -39,23 +39,9 @@ from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cpu.cache.kernels import text_of
 from weft.compiler.targets.cpu.engine import emit_linked
 from weft.compiler.targets.llvm.emit import emit_module
-from weft.compiler.targets.llvm.ir_builder import module_text
+from weft.compiler.targets.llvm.ir_builder import IRBuilder, module_text
 from weft.compiler.targets.llvm.machine import Machine
 from weft.core.records import frozen
-
-TAKE = """
-define internal ptr @take(ptr %buffers, i64 %size) nounwind {
-  %cell = getelementptr ptr, ptr %buffers, i64 -1
-  %top = load ptr, ptr %cell
-  %first = load ptr, ptr %top
-  %up = add i64 %size, 63
-  %whole = and i64 %up, -64
-  %next = getelementptr i8, ptr %first, i64 %whole
-  store ptr %next, ptr %top
-  ret ptr %first
-}
-"""
-"""What kernels take scratch memory by: the address in front of their buffers says where it is."""
 
 
 @frozen
@@ -285,4 +271,19 @@ def _without_malloc(text: str) -> str:
         return text
     text = re.sub(r"^declare (ptr @malloc|void @free)\(.*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"^\s*call void @free\(ptr \S+\)\n", "", text, flags=re.MULTILINE)
-    return text.replace("call ptr @malloc(", "call ptr @take(ptr %buffers, ") + TAKE
+    return (
+        text.replace("call ptr @malloc(", "call ptr @take(ptr %buffers, ")
+        + _take_scratch().definition
+        + "\n"
+    )
+
+
+def _take_scratch() -> IRBuilder:
+    """What kernels take scratch memory by: the cell in front of their buffers says where it is."""
+    out = IRBuilder("take", ("ptr %buffers", "i64 %size"), result="ptr")
+    cell = out.pointer("%buffers", -1)
+    first = out.load("ptr", cell)
+    whole_lines = out.combine("and", out.add("%size", 63), -64)
+    out.store(out.at("i8", first, whole_lines), cell)
+    out.give(first)
+    return out

@@ -81,7 +81,8 @@ class SizeRange:
     def values_of(self, dim: Dimension) -> Values:
         """A dimension for every choice.
 
-        >>> SizeRange({"n": 5}).values_of((symbol("n") + 1) // 2 * 3).tolist()
+        >>> import weft as wf
+        >>> SizeRange({"n": 5}).values_of((wf.symbol("n") + 1) // 2 * 3).tolist()
         [3, 3, 6, 6, 9]
         """
         if isinstance(dim, int):

@@ -59,7 +59,7 @@ def program(graph: Graph, fixed: Fixed = (), target: Target | None = None) -> Ex
     return _program(graph, rewrites(), fixed, _current_ways(), target or default_target())
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=KEPT)
 def _program(graph: Graph, rules: Rewrites, fixed: Fixed, ways: Ways, target: Target) -> Executable:
     with only_these_rules(rules), settings.changed(tuning=ways[0], float32_products=ways[1]):
         known = _drafts.pop((id(graph), rules, fixed, ways, target), None)
@@ -104,11 +104,13 @@ _drafts: OrderedDict[tuple[int, Rewrites, Fixed, Ways, Target], tuple[Graph, Pro
 def executable(graph: Graph, fixed: Fixed = (), target: Target | None = None) -> Executable:
     """What runs a graph; equal graphs are compiled once, and found on disk by later processes."""
     rules, ways, target = rewrites(), _current_ways(), target or default_target()
+    # as programs on disk are found by: settings that are the usual ones add nothing
     way = f" tuned for {get_num_threads()} threads" if ways[0] else ""
     way += "" if ways[1] == EXACT else f" {ways[1]}"
     key = graph.digest() + way + "".join(f" {position}" for position in fixed), rules, target
     known = _executables.get(key)
     if known is None:
+        # rules of users, callbacks and groups of processes mean nothing to another process
         is_known_here_only = rules or any(map(is_local, graph.nodes)) or has_collectives(graph)
         compiled = partial(_program, graph, rules, fixed, ways, target)
         known = compiled() if is_known_here_only else target.stored_executable(key[0], compiled)

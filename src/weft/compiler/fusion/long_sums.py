@@ -60,6 +60,7 @@ def _in_blocks(loop: Accumulate, in_vectors: bool) -> list[Statement]:
     outer = scalars.index(f"{loop.index.detail}.block")
     here = outer * block + loop.index
     inner = [_block_update(update, loop.index, here) for update in loop.updates]
+    # the last block may be shorter
     left = scalars.minimum(scalars.const(block, INDEX), loop.extent - outer * block)
     body = tuple(substitute_statement(each, loop.index, here) for each in loop.body)
     rows = Accumulate(loop.index, left, tuple(inner), body)

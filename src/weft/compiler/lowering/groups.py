@@ -33,6 +33,7 @@ from weft.compiler.fusion.long_sums import with_blocks
 from weft.compiler.fusion.split_reduction import accumulation_dtype, rows_left
 from weft.compiler.lowering.group_reuse import Signature, rebound
 from weft.compiler.lowering.symbolic_size import Extents, count_at_run_time
+from weft.compiler.lowering.transposed_tiles import in_tiles, tiled_loop
 from weft.compiler.targets.limits import LoweringLimits
 from weft.core.dimensions import is_negative
 from weft.core.records import frozen
@@ -193,6 +194,7 @@ class _Lowering:
         }
         self.joined = _whole_values(group)
         self.escaping = {v for v in self.members if self._is_read_outside(v)}
+        self.tiled_loop = tiled_loop(group, self.merged_loops, context.limits.transposed_tile)
 
     # --- loops -------------------------------------------------------------------------------
 
@@ -316,6 +318,9 @@ class _Lowering:
             if root.variable in self._stored_roots and root.variable not in self.held_rows:
                 self.buffer(root.target[0], "both")
         body = self._column_body() if self._is_column() else self._row_body()
+        if self.tiled_loop is not None:
+            pair = self.variable(self.tiled_loop), self.variable(len(self.merged_loops) - 1)
+            body = in_tiles(body, pair, self.context.limits.transposed_tile)
         body, known = count_at_run_time(body) if not self.extents.symbols else (body, {})
         body = with_blocks(body)
         sizes = (*self.extents.symbols, *known)
@@ -338,7 +343,7 @@ class _Lowering:
         if not self.merged_loops or self.merged_loops[0][0] >= len(self.group.outer):
             return {}
         rows = [loops for loops in self.merged_loops if loops[0] < len(self.group.outer)]
-        if len(rows) == 1 and self._is_column():
+        if (len(rows) == 1 and self._is_column()) or self.tiled_loop == 0:  # a tile is no row
             return {}
         first = self.merged_loops[0]
         count = size((self.group.outer + self.group.inner)[loop] for loop in first)

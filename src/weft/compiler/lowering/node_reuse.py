@@ -33,19 +33,19 @@ NUMBERS = (int, float, str, Dim, DType, type(None))
 """What parameters are made of that are told apart by how they are written."""
 
 
-class _Looked(Mapping[Variable, GraphNode]):
-    """Producers, and whether anybody has asked for one."""
+class _WatchedProducers(Mapping[Variable, GraphNode]):
+    """The nodes that make a node's operands, and whether its writer has asked for one of them."""
 
     def __init__(self, producers: Mapping[Variable, GraphNode]) -> None:
         self._producers = producers
-        self.at = False
+        self.was_asked = False
 
     def __getitem__(self, variable: Variable) -> GraphNode:
-        self.at = True
+        self.was_asked = True
         return self._producers[variable]
 
     def __iter__(self) -> Iterator[Variable]:
-        self.at = True
+        self.was_asked = True
         return iter(self._producers)
 
     def __len__(self) -> int:
@@ -68,12 +68,13 @@ class Repeats:
         """The kernels that compute a node; see `single_kernels`."""
         key = _key(node)
         if key in self._known:
-            return _rebound(*self._known[key], node, error)
-        looked = _Looked(producers)
-        made = single_kernels(node, looked, error, limits)
-        if key is not None and made and not looked.at:
-            self._known[key] = node, error, made
-        return made
+            return _kernels_for_equal_node(*self._known[key], node, error)
+        watched = _WatchedProducers(producers)
+        kernels = single_kernels(node, watched, error, limits)
+        # a writer that has seen a producer has written for that one, not for all equal nodes
+        if key is not None and kernels and not watched.was_asked:
+            self._known[key] = node, error, kernels
+        return kernels
 
 
 def _key(node: GraphNode) -> Hashable | None:
@@ -96,8 +97,8 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, NUMBERS)
 
 
-def _rebound(
-    known: GraphNode, reported: Literal, made: Kernels, node: GraphNode, error: Literal
+def _kernels_for_equal_node(
+    known: GraphNode, reported: Literal, kernels: Kernels, node: GraphNode, error: Literal
 ) -> Kernels:
     """What was written for one node, for an equal one."""
     old = (*known.operands, *known.results, reported)
@@ -115,5 +116,5 @@ def _rebound(
             if each.copied is None
             else (renamed_value(each.copied[0]), renamed_value(each.copied[1])),
         )
-        for each in made
+        for each in kernels
     )

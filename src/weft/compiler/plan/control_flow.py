@@ -9,7 +9,7 @@ one place where a step may change it there.
 >>> from weft.compiler.targets.cpu.target import CPU
 >>> double = lambda x: wf.map(lambda row: row * 2, x)
 >>> plan = plan_program(wf.ir.trace(double, wf.spec("float32", (3,))), CPU)
->>> [str(launch.kind) for launch in plan.launches], len(plan.inner)
+>>> [str(launch.kind) for launch in plan.launches], len(plan.inner_plans)
 (['control'], 1)
 """
 

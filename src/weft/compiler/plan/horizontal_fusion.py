@@ -59,7 +59,7 @@ def schedule_launches(
         bytes_of,
         limits.filling_chunks,
         limits.filling_update_chunks,
-        limits.gathers_small_launches,
+        limits.gathered_bytes,
     )
     return [_group_launches([launches[number] for number in numbers]) for numbers in order]
 

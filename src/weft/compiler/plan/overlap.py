@@ -3,7 +3,7 @@
 The launches that a collective needs go first, those of the first collective before those of the
 second: so the gradients of the last layers are under way while those of the layers before are
 computed. What reads a result waits for it, and updates of parameters, which come after all
-collectives anyway, wait for the last one.
+collectives anyway, wait for the last one. What is gathered begins one stretch of computing ahead.
 
 Processes make collectives in the same order, which is that of the program. Only those over one mesh
 axis are under way at once, and none beside a call of the engine from the program itself.
@@ -44,7 +44,7 @@ def overlap_collectives(
     """The launches, in an order in which collectives run beside others that do not need them."""
     if not any(launch.halves for launch in launches):
         return list(launches)
-    order, _ = collectives_first(launches, graph, root)
+    order, _ = collectives_first(launches, graph, root, ahead=True)
     return _Splitting(root, limits.overlapped_bytes).split_launches(order)
 
 
@@ -60,12 +60,13 @@ def _meets_others(launch: Launch) -> bool:
 
 
 def collectives_first(
-    launches: Sequence[Launch], graph: Graph, root: Root
+    launches: Sequence[Launch], graph: Graph, root: Root, *, ahead: bool = False
 ) -> tuple[list[Launch], Collection[Launch]]:
     """The launches, those that the first collective needs first; and those that need the last one.
 
     It is done before launches are put together, so that none waits for one that comes later, and
-    after that, because the schedule may have another order.
+    after that, because the schedule may have another order. ahead: what gathers may begin where the
+    collectives before it stand.
     """
     if not any(launch.halves for launch in launches):
         return list(launches), ()
@@ -75,6 +76,7 @@ def collectives_first(
         fixed = [p for p, each in enumerate(launches) if each.is_pinned and meeting[p] is kind]
         for before, place in pairwise(fixed):
             needs[place].add(before)
+    _hold_gathering_back(launches, meeting, needs, ahead)
     ranks, last = _ranks(launches, meeting, needs, graph), sum(meeting)
     counts = [len(needed) for needed in needs]
     followers: dict[int, list[int]] = {}
@@ -92,6 +94,31 @@ def collectives_first(
             if counts[follower] == 0:
                 heappush(ready, (ranks[follower], follower))
     return order, {each for each, rank in zip(launches, ranks, strict=True) if rank == last}
+
+
+def _hold_gathering_back(
+    launches: Sequence[Launch], meeting: Sequence[bool], needs: list[set[int]], ahead: bool
+) -> None:
+    """Have collectives whose results are larger than their operands wait for what stands before.
+
+    Their operands may be there from the start, as parts of parameters are: all of them at once
+    would be what each process keeps a part of.
+    """
+    computed, before, before_last = -1, -1, -1
+    for place, launch in enumerate(launches):
+        if not meeting[place]:
+            computed = place
+            continue
+        if not place or not meeting[place - 1]:
+            before_last, before = before, computed
+        awaited = before_last if ahead else before
+        if awaited >= 0 and launch.halves is not None and _grows(launch):
+            needs[place].add(awaited)
+
+
+def _grows(launch: Launch) -> bool:
+    given, made = (byte_count(each.type) for each in (launch.values[0], launch.writes[0]))
+    return not (isinstance(given, int) and isinstance(made, int)) or made > given
 
 
 def _ranks(

@@ -53,21 +53,22 @@ def schedule(
     sizes: Mapping[Hashable, int],
     large: float,
     large_update: float | None = None,
-    gathers: bool = False,
+    gathered_bytes: int = 0,
 ) -> list[Launch]:
     """The launches, in order; `sizes` are the bytes of the values that are no inputs or outputs.
 
-    A task of `large` chunks or more runs alone, an update of `large_update`. With `gathers`, tasks
-    that read inputs alone are brought to the start, and what only updates wait for to the end.
+    A task of `large` chunks or more runs alone, an update of `large_update`. With `gathered_bytes`,
+    tasks that read inputs alone are brought to the start, and those that only updates wait for to
+    the end, if they read no more than so many bytes.
     """
     plain: list[Launch] = [(number,) for number in range(len(tasks))]
     allowed = peak(plain, tasks, sizes) * TOLERATED + SLACK
     updates = _updates(tasks, sizes)
     largest = large if large_update is None else large_update
     tail = _small_as_one(updates, tasks, largest)
-    for is_gathered, window in ((gathers, WINDOW), (False, WINDOW), (False, 0)):
-        first = _preparations(tasks, updates) if is_gathered else []
-        last = _preliminaries(tasks, updates, first, large) if is_gathered else []
+    for gathered, window in ((gathered_bytes, WINDOW), (0, WINDOW), (0, 0)):
+        first = _preparations(tasks, updates) if gathered else []
+        last = _preliminaries(tasks, updates, first, sizes, gathered) if gathered else []
         elsewhere = {*updates, *first, *last}
         body = [number for number in range(len(tasks)) if number not in elsewhere]
         head = [
@@ -158,9 +159,15 @@ def _preparations(tasks: Sequence[Task], updates: Sequence[int]) -> list[int]:
 
 
 def _preliminaries(
-    tasks: Sequence[Task], updates: Sequence[int], early: Sequence[int], large: float
+    tasks: Sequence[Task],
+    updates: Sequence[int],
+    early: Sequence[int],
+    sizes: Mapping[Hashable, int],
+    most: int,
 ) -> list[int]:
-    """Small tasks that only updates wait for, and others such: the last parts of sums, mostly.
+    """Tasks that only updates wait for, and others such: the last parts of sums, mostly.
+
+    They read little: more would no longer be in cache at the end.
 
     What another task may be written over has its readers before that task, and they stay there.
     """
@@ -176,7 +183,8 @@ def _preliminaries(
         waiting = set[int]().union(*[readers.get(value, set()) for value in task.writes])
         is_free = not task.pinned and not task.replaces and replaced.isdisjoint(task.reads)
         is_last = bool(waiting) and waiting <= late
-        if number not in kept and is_free and is_last and _is_small(task, large):
+        is_short = task.joins and sum(sizes.get(value, most) for value in task.reads) <= most
+        if number not in kept and is_free and is_last and is_short:
             late.add(number)
             found.append(number)
     return found[::-1]

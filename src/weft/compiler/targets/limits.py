@@ -118,6 +118,9 @@ class LoweringLimits:
     """Rows that a product multiplies at a time: by four vectors of columns, all accumulators."""
     held_row_bytes: int = 256 * 1024
     """Bytes of a row up to which it is kept in scratch memory, which should stay in cache."""
+    transposed_tile: int = 16
+    """Rows, and columns, of the tiles of kernels that read along one axis and write along another:
+    as many elements as a line of cache holds. 0: they go row by row."""
     product_block: int = 128
     """Rows, and columns, of one task of a product."""
     attention_block_queries: int = 64
@@ -165,9 +168,10 @@ class PlanLimits:
     """Chunks from which a launch fills all threads alone."""
     filling_update_chunks: float | None = None
     """The same for updates of state, and for what is brought to the start; None: no other."""
-    gathers_small_launches: bool = False
-    """Whether what reads inputs alone is brought to the start, and what only updates wait for to
-    the end, to run as one there: where a launch takes longer than its few elements."""
+    gathered_bytes: int = 0
+    """Bytes up to which a launch that only updates wait for is brought to the end, to run with
+    others as one; what reads inputs alone is brought to the start then. For machines on which a
+    launch takes longer than to read as much from memory. 0: each is where it was."""
     row_block_bytes: int = 384 * 1024
     """Bytes of a block of rows that fused launches pass on to each other in cache."""
     row_blocks: int = 16

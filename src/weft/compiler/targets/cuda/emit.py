@@ -22,9 +22,11 @@ from math import prod
 from weft.compiler.targets.cuda.library import definitions
 from weft.compiler.targets.cuda.machine import WARP, card
 from weft.compiler.targets.cuda.memory_accesses import buffers_read
+from weft.compiler.targets.cuda.row_prefetch import LANE, lines_ahead
 from weft.compiler.targets.cuda.schedule import Schedule, schedule, steps_of
 from weft.compiler.targets.cuda.teams import DECLARATIONS, ColumnTeam, Team
 from weft.compiler.targets.cuda.values import NOWHERE_BYTES, DeviceValues
+from weft.compiler.targets.llvm.blocks import Body
 from weft.compiler.targets.llvm.emit import Emitter
 from weft.compiler.targets.llvm.instructions import constants
 from weft.compiler.targets.llvm.ir_builder import Function
@@ -343,6 +345,23 @@ class DeviceEmitter(Emitter):
             stop = self.values.scalar(loop.extent)
             writes = written_buffers(loop.body)
             self.guard_range("0", stop, writes, lambda: self._serial_for(loop, "0", stop), [])
+
+    def _scalar_body(self, loop: For) -> Body:
+        if not self.plan.closing or loop not in self.plan.body or loop.extent.op != "const":
+            return super()._scalar_body(loop)
+
+        def body(i: str, _: list[str]) -> list[str]:
+            values, lines = self.values, self.values.lines
+            values.define(loop.index, (i,))
+            values.define(LANE, (self.team.lane,))
+            for buffer, offset in lines_ahead(loop):
+                place = lines.put(f"mul i64 {values.scalar(offset)}, {buffer.dtype.itemsize}")
+                line = lines.put(f"getelementptr i8, ptr {values.pointers[buffer]}, i64 {place}")
+                lines.do(f'call void asm sideeffect "prefetch.L2 [$0];", "l"(ptr {line})')
+            self.body(loop.body)
+            return []
+
+        return body
 
     def _divided_for(self, loop: For) -> None:
         def write(names: list[str]) -> list[str]:

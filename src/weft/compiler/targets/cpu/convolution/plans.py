@@ -76,15 +76,15 @@ class Plan:
 
 
 def _triple(values: tuple[int, ...], fill: int, line: bool) -> Three:
-    """Three entries of one, two or three."""
+    """One, two or three spatial entries as three; one of a `line` is the innermost."""
     if len(values) == 1:
         return (fill, fill, values[0]) if line else (values[0], fill, fill)
     return (values[0], fill, values[1]) if len(values) == 2 else (values[0], values[1], values[2])
 
 
 @frozen
-class _Three:
-    """The sizes with three spatial axes."""
+class _SpatialSizes:
+    """The sizes of a convolution as if it had three spatial axes: depth, rows, columns."""
 
     area: Three
     counts: Three
@@ -94,9 +94,9 @@ class _Three:
     low: Three
 
 
-def _axes(s: Sizes) -> _Three:
+def _spatial_sizes(s: Sizes) -> _SpatialSizes:
     line = len(s.area) == 1 and s.area[0] * s.groups * max(s.channels, s.outputs) <= LONG
-    return _Three(
+    return _SpatialSizes(
         _triple(s.area, 1, line), _triple(s.counts, 1, line), _triple(s.kernel, 1, line),
         _triple(s.strides, 1, line), _triple(s.dilation, 1, line), _triple(s.low, 0, line),
     )  # fmt: skip
@@ -105,15 +105,19 @@ def _axes(s: Sizes) -> _Three:
 def cut_blocks(
     images: Dimension, count: int, rest: int, wanted: int, tasks: int = TASKS
 ) -> tuple[int, int]:
-    """Rows of a block, and images: about `wanted` places, but so many blocks at least."""
+    """Rows of a block, and images: about `wanted` places, but so many blocks at least.
+
+    count: rows of an image, rest: places in one of them.
+    """
     rows = min(count, max(1, wanted // max(1, rest)))
+    # a number that divides the rows, unless that leaves less than half of them
     rows = next(r for r in range(rows, 0, -1) if count % r == 0 or r <= max(1, rows // 2))
     if rows < count or not isinstance(images, int):
         return rows, 1
-    many = max(1, wanted // max(1, rest * count))
-    most = max(1, images // tasks)
-    many = min(many, most)
-    return rows, next(m for m in range(many, 0, -1) if images % m == 0 or m <= many // 2 + 1)
+    fitting = max(1, wanted // max(1, rest * count))  # whole images that a block has room for
+    together = min(fitting, max(1, images // tasks))  # with enough blocks for all threads
+    smallest = together // 2 + 1
+    return rows, next(n for n in range(together, 0, -1) if images % n == 0 or n <= smallest)
 
 
 def _shared_rows(rows: int, count: int, rest: int) -> int:
@@ -148,7 +152,7 @@ def _parts(images: Dimension, at_once: int, blocks: int, panels: int) -> int:
 
 def forward(s: Sizes, width: int) -> Plan:
     """The plan of a convolution; `width`: columns of a panel."""
-    a = _axes(s)
+    a = _spatial_sizes(s)
     rest = a.counts[1] * a.counts[2]
     rows, at_once = cut_blocks(s.images, a.counts[0], rest, PLACES)
     if s.images == 1 and s.outputs * s.groups <= width:
@@ -173,7 +177,7 @@ def forward(s: Sizes, width: int) -> Plan:
     )  # fmt: skip
 
 
-def _forward_frame(a: _Three, rows: int) -> Three:
+def _forward_frame(a: _SpatialSizes, rows: int) -> Three:
     counts = (rows, *a.counts[1:])
     first, second, third = (
         (n - 1) * s + (k - 1) * d + 1
@@ -182,14 +186,14 @@ def _forward_frame(a: _Three, rows: int) -> Three:
     return first, second, third
 
 
-def _window_starts(a: _Three, at_once: int, rows: int, frame: Three, pixel: int) -> Array:
+def _window_starts(a: _SpatialSizes, at_once: int, rows: int, frame: Three, pixel: int) -> Array:
     """Where in the frame the windows of a block begin."""
     image, *place = _grid(at_once, rows, *a.counts[1:])
     moved = tuple(q * step for q, step in zip(place, a.strides, strict=True))
     return _offsets((image, *moved), (1, *frame)) * pixel
 
 
-def _tap_offsets(a: _Three, tap: list[Array], frame: Three, pixel: int) -> Array:
+def _tap_offsets(a: _SpatialSizes, tap: list[Array], frame: Three, pixel: int) -> Array:
     moved = tuple(k * d for k, d in zip(tap, a.dilation, strict=True))
     return _offsets(moved, frame) * pixel
 
@@ -199,7 +203,7 @@ def _tap_offsets(a: _Three, tap: list[Array], frame: Three, pixel: int) -> Array
 
 def backward(s: Sizes, width: int) -> Plan:
     """The plan of the gradient of the input, which has a phase for each place in a stride."""
-    a = _axes(s)
+    a = _spatial_sizes(s)
     steps = [_axis_steps(a, axis) for axis in range(3)]
     lowest = [min(e for phase in each for _, e in phase) for each in steps]
     spans = [
@@ -229,7 +233,7 @@ def backward(s: Sizes, width: int) -> Plan:
     )  # fmt: skip
 
 
-def _axis_steps(a: _Three, axis: int) -> list[list[tuple[int, int]]]:
+def _axis_steps(a: _SpatialSizes, axis: int) -> list[list[tuple[int, int]]]:
     """For each phase along an axis the taps that reach it, and how far their y is."""
     stride, gap, low = a.strides[axis], a.dilation[axis], a.low[axis]
     return [
@@ -247,7 +251,7 @@ Steps = list[list[tuple[int, int]]]
 
 
 def _zones(
-    a: _Three, steps: list[list[list[tuple[int, int]]]], which: tuple[int, ...], rows: int
+    a: _SpatialSizes, steps: list[list[list[tuple[int, int]]]], which: tuple[int, ...], rows: int
 ) -> list[tuple[range, Steps]]:
     """Rows of a phase, and their taps: without those that see padding alone, if rows are known."""
     taps = [each[phase] for each, phase in zip(steps, which, strict=True)]
@@ -266,7 +270,7 @@ def _zones(
 
 def _phase(
     s: Sizes,
-    a: _Three,
+    a: _SpatialSizes,
     block: tuple[int, int],
     frame: Three,
     steps: Steps,
@@ -316,7 +320,7 @@ class WeightPlan:
 
 def weights(s: Sizes) -> WeightPlan:
     """Taps and channels are rows, places are terms; what splits have added up is added at last."""
-    a = _axes(s)
+    a = _spatial_sizes(s)
     rest = a.counts[1] * a.counts[2]
     rows, at_once = cut_blocks(s.images, a.counts[0], rest, TERMS)
     pixel, outputs = s.groups * s.channels, s.groups * s.outputs
