@@ -124,3 +124,25 @@ def test_a_notebook_has_the_code_of_its_lesson_in_order() -> None:
     assert ["".join(cell["source"]) for cell in cells] == [
         "# One\n\nSee two.", "x = 1", "Then:", "x + 1",
     ]  # fmt: skip
+
+
+def test_sites_of_versions_stand_beside_each_other_and_open_at_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_versions = load_script("build_versions")
+    built: list[tuple[str, list[str]]] = []
+
+    def build(tree: Path, site: Path, versions: list[str]) -> None:
+        built.append(((tree / "revision").read_text(), versions))
+        (site / "docs").mkdir(parents=True)
+        (site / "docs" / "index.html").write_text("")
+
+    monkeypatch.setattr(build_versions, "build", build)
+    monkeypatch.setattr(
+        build_versions, "extract", lambda revision, tree: (tree / "revision").write_text(revision)
+    )
+    build_versions.build_versions(tmp_path, ["HEAD", "v0.1.0"])
+    names = ["latest", "0.1.0"]
+    assert built == [("HEAD", names), ("v0.1.0", names)]
+    assert "url=latest/docs/index.html" in (tmp_path / "index.html").read_text()
+    assert load_script("check_site").faults_of_site(tmp_path) == []

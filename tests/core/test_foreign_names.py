@@ -147,6 +147,7 @@ def test_a_missing_name_leads_to_the_right_call(name: str) -> None:
     with pytest.raises(wf.NameUnknownError) as caught:
         getattr(public, name)
     assert caught.value.fix.startswith(fix)
+    assert caught.value.fix in str(caught.value)  # the fix is read first, then the whole
 
 
 def test_a_guess_that_is_not_likely_is_not_made() -> None:

@@ -140,6 +140,7 @@ class NameUnknownError(WeftError, AttributeError, KeyError):
         if self._find_fix is not None:
             find, self._find_fix = self._find_fix, None
             self._fix = find()
+            self.args = (self._render_whole(),)
         return self._fix
 
     @fix.setter
