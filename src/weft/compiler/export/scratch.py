@@ -71,7 +71,7 @@ def scratch_bytes(launch: Launch, numbers: Sequence[int], text_of: TextOf) -> in
 def requests(text: str, name: str, numbers: Sequence[int]) -> list[int]:
     """The sizes that a function of a module asks for, given its table of numbers."""
     known = _KNOWN.setdefault((text, name), {})
-    for places, answers in known.items():
+    for places, answers in list(known.items()):  # another export may add to it meanwhile
         answer = answers.get(tuple([numbers[place] for place in places]))
         if answer is not None:
             return answer
