@@ -24,7 +24,7 @@ _IRREGULAR_PARTICIPLES = """
 _QUALIFIERS = """
     about above absent across after again ahead alike alone along always anew apart approximate
     around at available away back bare before behind below beside best between beyond both
-    cheapest circular contiguous dear deep each early either elsewhere endless every exactly
+    cheapest circular dear deep each early either elsewhere endless every exactly
     fastest few first foreign frugal full further here highest inexact inner inside largest
     last late latest lazy least like live loose lowest many misshapen most near nearest new
     newest noisy nothing odd of one onto others outer outside outward over own partial plain

@@ -328,16 +328,10 @@ def _unary(
     return function
 
 
-def _binary(
-    primitive: Primitive,
-    kernel: Callable[..., Any],
-    fast: frozenset[Any],
-    weak: frozenset[Any],
-    slow: Function,
-) -> Function:
-    """`weak` are the dtypes that a Python float may stand beside."""
-    times, large = times_large(primitive), large_elementwise(primitive)
-    elsewhere, known = _function_elsewhere(primitive, slow)
+def _binary_elsewhere(
+    primitive: Primitive, elsewhere: Function, known: KnownCalls
+) -> Callable[[Tensor, Tensor, Any, Any], Tensor]:
+    """The function of two tensors, with their values, on other devices than the host."""
 
     def known_elsewhere(x1: Tensor, x2: Tensor, a: Any, b: Any) -> Tensor:
         """The result of tensors on other devices, with little work where the call is known."""
@@ -351,6 +345,21 @@ def _binary(
         if (node is not None or other is not None) and grad_mode.enabled:
             tensor._node = tape_node(primitive, (a, b), (node, other), value)
         return tensor
+
+    return known_elsewhere
+
+
+def _binary(
+    primitive: Primitive,
+    kernel: Callable[..., Any],
+    fast: frozenset[Any],
+    weak: frozenset[Any],
+    slow: Function,
+) -> Function:
+    """`weak` are the dtypes that a Python float may stand beside."""
+    times, large = times_large(primitive), large_elementwise(primitive)
+    elsewhere, known = _function_elsewhere(primitive, slow)
+    known_elsewhere = _binary_elsewhere(primitive, elsewhere, known)
 
     def function(x1: Any, x2: Any, /) -> Tensor:
         if type(x1) is Tensor and type(x2) is Tensor:

@@ -10,7 +10,7 @@ that give the three gradients; the cotangent of the scores is recognised by its 
 >>> from weft.compiler.graph_passes.graph_pass import run_pass
 >>> from weft.compiler.pipeline import pipeline
 >>> from weft.compiler.targets.target import target_named
->>> for each in pipeline(target_named("cpu"))[:5]:
+>>> for each in pipeline(target_named("cpu"))[:6]:
 ...     graph, _ = run_pass(each, graph)
 >>> [(site.scale, list(site.results.values())[0][0]) for site in sites(graph, 128)]
 [(0.25, 'out')]
