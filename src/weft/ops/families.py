@@ -285,6 +285,26 @@ def _function_elsewhere(primitive: Primitive, slow: Function) -> tuple[Function,
     return function, known
 
 
+def _pair_elsewhere(
+    primitive: Primitive, elsewhere: Function, known: KnownCalls
+) -> Callable[[Tensor, Tensor, Any, Any], Tensor]:
+    """The function for two tensors on other devices, with their arrays: little work if known."""
+
+    def function(x1: Tensor, x2: Tensor, a: Any, b: Any) -> Tensor:
+        found = known.get((getattr(a, "kind", None), getattr(b, "kind", None)))
+        if found is None or OBSERVERS or not is_native():
+            return elsewhere(x1, x2)
+        tensor = _new(Tensor)
+        tensor._value = value = found[0]((a, b))[0]
+        tensor._grad = tensor._origin = tensor._node = None
+        node, other = x1._node, x2._node
+        if (node is not None or other is not None) and grad_mode.enabled:
+            tensor._node = tape_node(primitive, (a, b), (node, other), value)
+        return tensor
+
+    return function
+
+
 def _unary(
     primitive: Primitive, kernel: Callable[..., Any], fast: frozenset[Any], slow: Function
 ) -> Function:
@@ -338,19 +358,7 @@ def _binary(
     """`weak` are the dtypes that a Python float may stand beside."""
     times, large = times_large(primitive), large_elementwise(primitive)
     elsewhere, known = _function_elsewhere(primitive, slow)
-
-    def known_elsewhere(x1: Tensor, x2: Tensor, a: Any, b: Any) -> Tensor:
-        """The result of tensors on other devices, with little work where the call is known."""
-        found = known.get((getattr(a, "kind", None), getattr(b, "kind", None)))
-        if found is None or OBSERVERS or not is_native():
-            return elsewhere(x1, x2)
-        tensor = _new(Tensor)
-        tensor._value = value = found[0]((a, b))[0]
-        tensor._grad = tensor._origin = tensor._node = None
-        node, other = x1._node, x2._node
-        if (node is not None or other is not None) and grad_mode.enabled:
-            tensor._node = tape_node(primitive, (a, b), (node, other), value)
-        return tensor
+    known_elsewhere = _pair_elsewhere(primitive, elsewhere, known)
 
     def function(x1: Any, x2: Any, /) -> Tensor:
         if type(x1) is Tensor and type(x2) is Tensor:
