@@ -470,7 +470,7 @@ FAULTS: list[Fault] = [
     Fault(
         "state that a step writes is lost",
         recording,
-        "_writes",
+        "_writes_to_handle",
         lambda f: lambda held, put, replaced: f(held, put, replaced)[:0],
         training_agrees,
     ),
@@ -486,7 +486,7 @@ FAULTS: list[Fault] = [
         "launches run backwards where nothing forbids it but what they read",
         horizontal_fusion,
         "schedule",
-        lambda f: lambda tasks, sizes, large: f(tasks, sizes, large)[::-1],
+        lambda f: lambda *given: f(*given)[::-1],
         keeps_memory(long_chain, X),
     ),
     Fault(

@@ -33,8 +33,11 @@ def _has_graphs(primitive: Primitive) -> bool:
 REAL = [dtype for dtype in DTYPES if not dtype.is_complex]
 FLOATS = [dtype for dtype in DTYPES if dtype.is_floating]
 POINTWISE = [p for _, p in sorted(PRIMITIVES.items()) if p.broadcasts and callable(p.lower)]
-FREE = {"svd", "qr", "eigh", "eig", "lu", "svdvals", "pinv", "eigvals", "eigvalsh"}
-"""Decompositions, whose signs are free; and which compiled programs call back."""
+FREE = {
+    "svd", "qr", "eigh", "eig", "lu", "svdvals", "pinv", "eigvals", "eigvalsh", "adjugate_slope",
+}  # fmt: skip
+"""Decompositions, whose signs are free, and what is made of them: zeros are what rounding leaves
+(tests/ops/test_linalg.py and tests/compiler/test_lapack.py compare these)."""
 OTHERS = [
     p
     for _, p in sorted(PRIMITIVES.items())

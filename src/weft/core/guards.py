@@ -7,14 +7,14 @@ kept: what was traced is right for those sizes only that give the same answers.
 Code of this library compares sizes by structure, since it decides nothing by that: two sizes that
 are told apart may still turn out equal. Any other code asks, because it will act upon the answer.
 
->>> from weft.core.dimensions import holds, is_zero, symbol
+>>> from weft.core.dimensions import guard_holds, is_zero, symbol
 >>> n = symbol("n")
 >>> with Guards({"n": 7}) as guards:
 ...     is_zero(n - 7)
 True
 >>> [(str(guard.difference), guard.relation, guard.answer) for guard in guards.answers]
 [('n - 7', 'zero', True)]
->>> [holds(guard, {"n": size}) for guard in guards.answers for size in (6, 7)]
+>>> [guard_holds(guard, {"n": size}) for guard in guards.answers for size in (6, 7)]
 [False, True]
 """
 

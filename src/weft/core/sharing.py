@@ -10,7 +10,7 @@ Arrays that belong to others, such as a NumPy array a tensor was made of, may ch
 True
 >>> notify_change(array), notify_change(array), seen
 (None, None, ['changed'])
->>> lend(array), watch(array[:2], lambda: None)
+>>> note_lending(array), watch(array[:2], lambda: None)
 (None, False)
 """
 

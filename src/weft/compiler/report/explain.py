@@ -254,7 +254,7 @@ def explain(graph: Graph, /, **sizes: int) -> Explanation:
     2.0 kFLOP, 4.0 kB read, 4.0 kB written; peak memory 8.0 kB
     <BLANKLINE>
     stages
-      nothing to do: inline, dead code, fold, parts, laws, ...
+      nothing to do: inline, dead code, fold, matrices, parts, laws, ...
       fusion: 2 nodes -> 1 step   groups 1
       lowering: 1 step -> 1 launch   kernels 1
       row fusion: 1 launch -> 1 launch

@@ -8,9 +8,9 @@ is on, a tuner (tuning.py) is asked instead: it has measured the ways on this ma
 >>> from weft.core.dtypes import float32
 >>> product = Product(float32, (1, 512, 512, 512), (False, False))
 >>> turned = Product(float32, (1, 64, 64, 64), (False, True))
->>> usual(product, host()), usual(turned, host()).packed
+>>> usual_plan(product, host()), usual_plan(turned, host()).packed
 (Plan(form='rows', packed=True, depth=4096, block=192), True)
->>> [str(plan) for plan in ways(product, host())][:2]
+>>> [str(plan) for plan in all_plans(product, host())][:2]
 ['usual', 'rows packed 4096 192']
 """
 
