@@ -37,7 +37,7 @@ FREE = {
     "svd", "qr", "eigh", "eig", "lu", "svdvals", "pinv", "eigvals", "eigvalsh", "adjugate_slope",
 }  # fmt: skip
 """Decompositions, whose signs are free, and what is made of them: zeros are what rounding leaves
-(tests/ops/test_linalg.py and tests/compiler/test_lapack.py compare these)."""
+(tests/ops/test_linalg.py and tests/compiler/test_matrix_functions.py compare these)."""
 OTHERS = [
     p
     for _, p in sorted(PRIMITIVES.items())
