@@ -50,9 +50,38 @@ _REPLACED = (
     ),
     (r'call float asm "ex2[^"]*", "=f,f"\(', "call float @llvm.exp2.f32("),
     (r'call float asm "rcp[^"]*", "=f,f"\((float \S+)\)', r"fdiv \1"),
+    (r"= fptrunc double (\S+) to half", r"= call half @emulated_half(double \1)"),
+    (r"= fptrunc double (\S+) to bfloat", r"= call bfloat @emulated_narrow(double \1)"),
+    (r"= fptrunc float (\S+) to bfloat", r"= call bfloat @emulated_bfloat(float \1)"),
 )
 """What stands in a card's text, and what the CPU has instead."""
 _DECLARED = "declare i32 @emulated_shuffle(i32, i32, i32)\ndeclare void @emulated_wait(i32, i32)\n"
+# The CPU has no instructions for these; one function that is missing makes all of them null.
+_DECLARED += """\
+define internal half @emulated_half(double %wide) {
+  %float = fptrunc double %wide to float
+  %half = fptrunc float %float to half
+  ret half %half
+}
+define internal bfloat @emulated_bfloat(float %wide) {
+  %bits = bitcast float %wide to i32
+  %shifted = lshr i32 %bits, 16
+  %odd = and i32 %shifted, 1
+  %even = add i32 %odd, 32767
+  %rounded = add i32 %bits, %even
+  %is_number = fcmp ord float %wide, %wide
+  %kept = select i1 %is_number, i32 %rounded, i32 2143289344
+  %upper = lshr i32 %kept, 16
+  %short = trunc i32 %upper to i16
+  %bfloat = bitcast i16 %short to bfloat
+  ret bfloat %bfloat
+}
+define internal bfloat @emulated_narrow(double %wide) {
+  %float = fptrunc double %wide to float
+  %bfloat = call bfloat @emulated_bfloat(float %float)
+  ret bfloat %bfloat
+}
+"""
 _SHUFFLE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int)
 _WAIT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_int)
 
@@ -100,7 +129,9 @@ def _compiled_text(text: str, name: str) -> tuple[Any, int]:
         text = re.sub(pattern, instead, text)
     llvm.add_symbol("emulated_shuffle", ctypes.cast(_shuffle, ctypes.c_void_p).value)
     llvm.add_symbol("emulated_wait", ctypes.cast(_wait, ctypes.c_void_p).value)
-    target = llvm.Target.from_triple(host().triple).create_target_machine(opt=1, jit=True)
+    target = llvm.Target.from_triple(host().triple).create_target_machine(
+        cpu=host().processor, features=host().features, opt=1, jit=True
+    )
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(_DECLARED + _reciprocals(text)), target)
     engine.finalize_object()
     return engine, engine.get_function_address(name)

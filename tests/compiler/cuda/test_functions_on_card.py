@@ -111,3 +111,11 @@ def test_a_product_with_a_constant_takes_what_follows_it(card: HostCard, dtype: 
     np.testing.assert_allclose(
         wf.jit(f)(x).astype("float32").numpy(), f(x).astype("float32").numpy(), rtol=1e-2
     )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_running_products_are_made_in_double_and_stored_narrow(card: HostCard, dtype: str) -> None:
+    x = wf.tensor(np.linspace(0.5, 1.5, 9)).astype(dtype)
+    running = wf.jit(lambda x: wf.cumulative_prod(wf.tanh(x) + 0.5, axis=0))
+    found, expected = running(x.to("cuda")).astype("float64"), running(x).astype("float64")
+    np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-2)
