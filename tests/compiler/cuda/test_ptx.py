@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ from weft.ir import scalars
 from weft.ir.loops import For, Kernel, Store
 from weft.ir.scalars import INSTRUCTIONS, Buffer, index, size
 
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 PROCESSORS = ("sm_80", "sm_90a")
 BATCH = 80
 CONSTRUCTOR = {"and": scalars.and_, "or": scalars.or_, "not": scalars.not_}
@@ -64,9 +66,10 @@ def test_the_kernels_of_every_primitives_samples_assemble(tmp_path: Path) -> Non
     every = [kernel for _, kernel in sample_kernels().values()]
     assert len(every) > 500
     batches = [every[start : start + BATCH] for start in range(0, len(every), BATCH)]
-    # the text is the same for both processors; what a newer one takes otherwise is in few of them
     assert assembled(batches, tmp_path, PROCESSORS[:1]) == len(every)
-    assert assembled([every[::8]], tmp_path, PROCESSORS[1:]) == len(every[::8])
+    # the text is the same for both processors; what a newer one takes otherwise is in few of them
+    few = every if NIGHTLY else every[::8]
+    assert assembled([few], tmp_path, PROCESSORS[1:]) == len(few)
 
 
 def every_instruction() -> list[Kernel]:
