@@ -6,7 +6,7 @@ plans. Values between segments are dropped as soon as no later step reads them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -228,15 +228,16 @@ class SplitExecutable:
     def share_memory(self) -> None:
         """See `Executable`."""
         self._shares_memory = True
-        for sized in self._sized.values():
-            for program in sized.every_program():
-                program.share_memory()
+        for program in self._every_program():
+            program.share_memory()
 
     def release(self) -> None:
         """See `Executable`."""
-        for sized in self._sized.values():
-            for program in sized.every_program():
-                program.release()
+        for program in self._every_program():
+            program.release()
+
+    def _every_program(self) -> Iterator[Executable]:
+        return (program for sized in self._sized.values() for program in sized.every_program())
 
 
 def array_places(arrays: Sequence[Array]) -> tuple[Device | None, ...]:

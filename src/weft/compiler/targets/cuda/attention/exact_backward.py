@@ -31,19 +31,14 @@ def exact_queries_kernel(spec: ExactSpec) -> TextKernel:
     queries, cotangents = (out.dynamic_array(spec.across) for _ in range(2))
     keys, values = out.dynamic_array(spec.either), out.dynamic_array(spec.across)
     turned = out.dynamic_array(spec.tile * spec.line)
-    tile = out.sub(out.sub("%tiles", 1), out.rem(out.block_number, "%tiles"))
-    line = out.div(out.block_number, "%tiles")
-    first, key_line = out.mul(tile, spec.tile), out.div(line, "%group")
+    line, key_line, first = out.query_tile()
     for array, name in ((queries, "%q"), (cotangents, "%dout")):
         out.load_across(array, out.line_of(name, line, "%queries"), first, "%queries")
     own_keys, own_values = (out.line_of(name, key_line, "%keys") for name in ("%k", "%v"))
     rows = [out.add(out.add(first, out.rows), number) for number in range(4)]
     numbers = [_row_numbers(out, line, row) for row in rows]
     gradient = out.zeros(4 * spec.chunks)
-    last = "%keys"
-    if spec.causal:
-        last = out.least("%keys", out.add(out.add(first, "%offset"), spec.tile))
-    with out.loop(0, last, spec.tile) as key:
+    with out.loop(0, out.end_of_keys(first), spec.tile) as key:
         out.load_across(keys, own_keys, key, "%keys")
         out.load_across(values, own_values, key, "%keys")
         out.wait()
@@ -53,14 +48,11 @@ def exact_queries_kernel(spec: ExactSpec) -> TextKernel:
         found = []
         for number, (scores, weights) in enumerate(zip(products, back, strict=True)):
             places = [out.add(out.add(key, out.columns), n) for n in range(4)]
-            found.append(
-                [
-                    _of_score(out, line, (rows[number], place), numbers[number], s.value, w.value)[
-                        1
-                    ]
-                    for place, s, w in zip(places, scores, weights, strict=True)
-                ]
-            )
+            pairs = [
+                _of_score(out, line, (rows[number], place), numbers[number], s.value, w.value)
+                for place, s, w in zip(places, scores, weights, strict=True)
+            ]
+            found.append([change for _, change in pairs])
         out.store_turned(turned, found)
         out.wait()
         out.load_along(keys, own_keys, key, "%keys")

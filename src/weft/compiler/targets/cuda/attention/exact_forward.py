@@ -26,19 +26,13 @@ def exact_forward_kernel(spec: ExactSpec) -> TextKernel:
     out = TileBuilder("exact_attention", ("q", "k", "v", "out", "sums"), spec, blocks=3)
     queries, pairs = out.dynamic_array(spec.across), out.dynamic_array(spec.either)
     weights = out.dynamic_array(spec.tile * spec.line)
-    # the last tiles see most keys where attention is causal: they come first
-    tile = out.sub(out.sub("%tiles", 1), out.rem(out.block_number, "%tiles"))
-    line = out.div(out.block_number, "%tiles")
-    first, key_line = out.mul(tile, spec.tile), out.div(line, "%group")
+    line, key_line, first = out.query_tile()
     out.load_across(queries, out.line_of("%q", line, "%queries"), first, "%queries")
     keys, values = (out.line_of(name, key_line, "%keys") for name in ("%k", "%v"))
     tops = [out.variable(LOWEST, "float") for _ in range(4)]
     totals = [out.variable("0.0", "float") for _ in range(4)]
     sums = out.zeros(4 * spec.chunks)
-    last = "%keys"
-    if spec.causal:
-        last = out.least("%keys", out.add(out.add(first, "%offset"), spec.tile))
-    with out.loop(0, last, spec.tile) as key:
+    with out.loop(0, out.end_of_keys(first), spec.tile) as key:
         out.load_across(pairs, keys, key, "%keys")
         out.wait()
         products = out.zeros(4)

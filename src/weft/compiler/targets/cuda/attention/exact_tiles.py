@@ -99,6 +99,24 @@ class TileBuilder(DeviceBuilder):
         self.rows = self.mul(self.div(self.thread, spec.side), 4)
         self.columns = self.mul(self.rem(self.thread, spec.side), 4)
 
+    # --- tiles of queries ------------------------------------------------------------------------
+
+    def query_tile(self) -> tuple[str, str, str]:
+        """The block's line of queries, the line of keys that it sees, and its first query.
+
+        The last tiles see most keys where attention is causal: they come first.
+        """
+        tile = self.sub(self.sub("%tiles", 1), self.rem(self.block_number, "%tiles"))
+        line = self.div(self.block_number, "%tiles")
+        first = self.mul(tile, self.spec.tile)
+        return line, self.div(line, "%group"), first
+
+    def end_of_keys(self, first: str) -> str:
+        """The number behind the last key that a tile of queries sees."""
+        if not self.spec.causal:
+            return "%keys"
+        return self.least("%keys", self.add(self.add(first, "%offset"), self.spec.tile))
+
     # --- numbers ---------------------------------------------------------------------------------
 
     def floats(self, how: str, a: str, b: str) -> str:
