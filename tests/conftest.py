@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import hypothesis
 import numpy as np
 import pytest
+from tests.nightly import NIGHTLY
 
 from weft.compiler.pipeline import VERIFYING
 from weft.compiler.targets.cpu.machine import host, level_of
@@ -30,7 +31,6 @@ hypothesis.settings.register_profile(
     "nightly", max_examples=2000, deadline=None, derandomize=False, print_blob=True
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

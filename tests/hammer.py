@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from weft.runtime.compile_queue import BACKGROUND
+from tests.nightly import NIGHTLY
 
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+from weft.runtime.compile_queue import BACKGROUND
 
 
 def times(count: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.nightly import NIGHTLY
 
 from weft.compiler.export.c_kernels import c_function, helper_text
 from weft.compiler.export.linking import c_compiler
@@ -27,7 +27,7 @@ REAL = [dtype for dtype in DTYPES if not dtype.is_complex]
 EDGES = [0, 1, 2, 3, 7, 100, 127, 128, 255, 32767, 65535, 2**31 - 1, 2**31, 2**63 - 1]
 NUMBERS = [0.0, -0.0, 0.3, -0.7, 1.0, 2.5, -3.5, 127.5, 1e-6, 6e-8, 300.0, -70000.0, 3e9, 1e19]
 
-COMPARED = 1000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 48
+COMPARED = 1000 if NIGHTLY else 48
 """How many of all pairs of samples an instruction is tried with."""
 
 pytestmark = pytest.mark.skipif(

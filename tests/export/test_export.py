@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.nightly import NIGHTLY
 
 import weft as wf
 from weft.cli import main
@@ -22,7 +23,6 @@ from weft.compiler.export.machines import PLATFORMS, platform_named
 
 from .programs import PROGRAMS, numbers
 
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 needs_compiler = pytest.mark.skipif(
     c_compiler(platform_named("host")) is None, reason="no C compiler is found"
 )

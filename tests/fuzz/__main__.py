@@ -20,7 +20,7 @@ from tests.fuzz.findings import Findings
 
 CRASH = "WEFT_FUZZ_CRASH"
 """The seed at which a child dies on purpose."""
-WAYS = ("jit", "native", "checked", "plain", "torch", "mesh", "cuda", "cuda-eager")
+WAYS = ("jit", "native", "checked", "plain", "torch", "mesh", *workers.ON_CARD)
 MEMORY = 12 << 30
 """How many bytes a child may have: a step that asks for more raises, and another is drawn."""
 KEPT = 0.2
@@ -172,7 +172,7 @@ def _minimise(seed: int, ways: tuple[str, ...], minutes: float) -> int:
 
 
 def _child(ways: tuple[str, ...], counted: bool, threads: int) -> int:
-    if not (set(ways) & {"cuda", "cuda-eager"} and Path("/dev/nvidiactl").exists()):
+    if not (set(ways) & set(workers.ON_CARD) and Path("/dev/nvidiactl").exists()):
         # a card's driver reserves addresses for all of its memory
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     messages = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")

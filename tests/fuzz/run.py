@@ -31,6 +31,7 @@ from tests.distributed.random_placements import partition_at_random
 from tests.fuzz import script
 from tests.fuzz.generate import namespace
 from tests.fuzz.program import Program
+from tests.fuzz.workers import ON_CARD
 
 import weft as wf
 from weft.compiler.pipeline import VERIFYING
@@ -54,8 +55,6 @@ CALLS = 3
 """How often a function that has state is called."""
 
 
-ON_CARD = ("cuda", "cuda-eager")
-"""The ways whose tensors live on a card."""
 SLOW = "the interpreter of loops would take too long"
 
 

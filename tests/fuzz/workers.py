@@ -29,6 +29,8 @@ LAST_WORDS = 300
 """How many characters are kept of what a child that dies has said."""
 PAUSE = 2.0
 """Seconds until a child that could not be started is tried again."""
+ON_CARD = ("cuda", "cuda-eager")
+"""The ways whose tensors live on a card."""
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Libraries have one thread in each child: there are about as many children as cores."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from inspect import isclass
@@ -10,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.nightly import NIGHTLY
 
 import weft as wf
 from weft.models.clip import TextConfig
 from weft.onnx import export
 
 pytest.importorskip("onnx")
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 models = wf.models
 Case = tuple[Callable[[], Any], tuple[Any, ...], dict[str, Any]]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.fuzz.generate import generate, namespace
+from tests.nightly import NIGHTLY
 
 import weft as wf
 from weft.onnx import export, load
 from weft.onnx.exporting.verifying import difference
 
 pytest.importorskip("onnx")
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 PROGRAMS = range(400) if NIGHTLY else (15, 24, 35, 47, 77, 88, 103, 156, 223, 240, 810, 906)
 LARGEST = 200_000
 """The most elements of an input of a program that is tried."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.nightly import NIGHTLY
 
 import weft as wf
 import weft.compiler.pipeline
@@ -20,7 +20,6 @@ from weft.onnx import export
 from weft.onnx.exporting.rules import RULES
 
 pytest.importorskip("onnx")
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 SHOWN = len(PRIMITIVES) if NIGHTLY else 1
 """How many samples of each primitive are exported."""
 REFUSED = {

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import pytest
+from tests.nightly import NIGHTLY
 
 pytest.importorskip("onnx")
 
 from tools.onnx_backend import all_cases, run_case
 
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 EVERY = 1 if NIGHTLY else 5
 PAGE = Path(__file__).parents[2] / "docs" / "onnx_operators.md"
 LEAST = 1450

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.nightly import NIGHTLY
 from tests.onnx_import.mutations import inputs_of, mutate, seed_models, spoil_input
 
 import weft as wf
@@ -21,7 +22,6 @@ import weft as wf
 onnx = pytest.importorskip("onnx")
 helper, numpy_helper = onnx.helper, onnx.numpy_helper
 
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 CASES = int(os.environ.get("WEFT_FUZZ_CASES", "10000" if NIGHTLY else "300"))
 SEED = int(os.environ.get("WEFT_FUZZ_SEED", "0"))
 LONGEST_SECONDS = 30.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.compiler import kernels as shared
 from tests.compiler.cuda.sample_kernels import program_of, sample_kernels
+from tests.nightly import NIGHTLY
 
 import weft as wf
 from weft.compiler.targets.cuda.machine import card
@@ -22,7 +22,6 @@ from weft.ir import scalars
 from weft.ir.loops import For, Kernel, Store
 from weft.ir.scalars import INSTRUCTIONS, Buffer, index, size
 
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 PROCESSORS = ("sm_80", "sm_90a")
 BATCH = 80
 CONSTRUCTOR = {"and": scalars.and_, "or": scalars.or_, "not": scalars.not_}
