@@ -80,7 +80,7 @@ def test_a_captured_graph_runs_again_and_a_built_one_is_updated() -> None:
     with capture_graph(stream) as graphs:
         launch(stream)
     assert graphs[0].count() == 1
-    stream.fill(target, 0)  # type: ignore[arg-type]
+    stream.fill(target, b"\0", 4 * 512)  # type: ignore[arg-type]
     graphs[0].instantiate()(stream)
     np.testing.assert_array_equal(downloaded(stream, target, 512), values * 2)
     built = Graph(card)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.compiler.cuda.scatter_cases import SCATTERS, check_scatter
+from tests.compiler.cuda.scatter_cases import SCATTERS, check_order_of_sums, check_scatter
 
 import weft as wf
 
@@ -14,6 +14,10 @@ pytestmark = pytest.mark.skipif(not wf.cuda.is_available(), reason="there is no 
 @pytest.mark.parametrize("name", SCATTERS)
 def test_a_scatter_gives_the_bits_of_the_processor(name: str) -> None:
     check_scatter(name, 5000)
+
+
+def test_rows_of_a_table_add_up_many_updates_in_their_order() -> None:
+    check_order_of_sums(5001, 90)
 
 
 def test_sums_have_the_same_bits_on_every_run_and_are_close_to_exact_ones() -> None:

@@ -2,7 +2,8 @@
 
 The text of a kernel is compiled for the CPU, with a card's own instructions replaced: the number of
 a thread is an argument, and lanes exchange values and wait for each other in Python. Blocks run one
-after the other, as their shared memory is one. It is slow, and for small arrays.
+after the other, as their shared memory is one. It is slow, and for small arrays. Every access to
+memory is written down, and two that nothing puts in order are an error (`races`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
+from tests.compiler.cuda.races import Accesses, note_wait, observe_accesses
 
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cuda.device_text import TextKernel
@@ -108,6 +110,7 @@ class _Block:
     def wait(self, thread: int, is_warp: int) -> None:
         """No thread goes on before all are here."""
         (self.warps[thread // WARP] if is_warp else self.whole).wait()
+        note_wait(thread, bool(is_warp))
 
 
 _running: list[_Block] = []
@@ -132,7 +135,8 @@ def _compiled_text(text: str, name: str) -> tuple[Any, int]:
     target = llvm.Target.from_triple(host().triple).create_target_machine(
         cpu=host().processor, features=host().features, opt=1, jit=True
     )
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(_DECLARED + _reciprocals(text)), target)
+    text = observe_accesses(_DECLARED + _reciprocals(text))
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(text), target)
     engine.finalize_object()
     return engine, engine.get_function_address(name)
 
@@ -150,7 +154,9 @@ def run_text_kernel(kernel: TextKernel, blocks: int, given: Sequence[int]) -> No
 
 def _run_blocks(function: Any, blocks: int, count: int, given: list[int]) -> None:
     """Run blocks one after the other, each of so many threads of the CPU."""
+    accesses = Accesses()
     for block in range(blocks):
+        accesses.begin_block()
         _running.append(_Block(count))
         threads = [Thread(target=function, args=(thread, block, *given)) for thread in range(count)]
         for each in threads:
@@ -160,6 +166,8 @@ def _run_blocks(function: Any, blocks: int, count: int, given: list[int]) -> Non
         done = _running.pop()
         if any(barrier.broken for barrier in (done.whole, *done.warps)):
             raise AssertionError("threads waited for others that did not come")
+        accesses.end_block(block)
+    accesses.check()
 
 
 def _launch(plan: Schedule, arrays: Sequence[Array], sizes: dict[str, int]) -> None:

@@ -119,7 +119,7 @@ class HostCard(FakeLibrary):
 
     def check_fences(self) -> None:
         """Fail where something was written behind the end of memory."""
-        for block in self.blocks.values():
+        for block in list(self.blocks.values()):  # another thread may allocate meanwhile
             assert (block[-FENCE:] == _PATTERN).all(), "memory was written behind its end"
 
     def memory_at(self, address: int) -> np.ndarray[Any, Any]:
@@ -154,6 +154,12 @@ class HostCard(FakeLibrary):
 
     def do_cuMemsetD8Async(self, target: int, byte: int, size: int, stream: int) -> None:
         self._put(lambda: self.memory_at(target)[:size].fill(byte))
+
+    def do_cuMemsetD16Async(self, target: int, word: int, count: int, stream: int) -> None:
+        self._put(lambda: self.memory_at(target)[: 2 * count].view(np.uint16).fill(word))
+
+    def do_cuMemsetD32Async(self, target: int, word: int, count: int, stream: int) -> None:
+        self._put(lambda: self.memory_at(target)[: 4 * count].view(np.uint32).fill(word))
 
     def do_cuMemGetInfo_v2(self, free: Any, total: Any) -> None:
         free._obj.value, total._obj.value = 1 << 33, 1 << 34

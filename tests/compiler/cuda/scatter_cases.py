@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import weft as wf
+from weft.compiler.targets.cuda import ordered_scatters
 from weft.optim.rows import summed_by_row
 
 Array = np.ndarray[Any, Any]
@@ -136,6 +137,46 @@ SCATTERS: dict[str, Callable[[int], tuple[Any, ...]]] = {
     "a matrix of its diagonal": _matrix_of_its_diagonal,
     "two tables with the same indices": _two_tables,
 }
+
+
+def sums_in_chunks(places: Array, updates: Array, rows: int) -> Array:
+    """What rows of zeros become by adding updates, in the order in which kernels do so.
+
+    Updates lie in the order of their places. Chunks of them are added up side by side; what a chunk
+    has for a row that began before it is added afterwards, chunk after chunk.
+    """
+    order = np.argsort(places, kind="stable")
+    row_of, updates = places[order], updates[order]
+    table = np.zeros((rows, updates.shape[1]), updates.dtype)
+    parts: dict[int, list[Array]] = {}
+    chunk = ordered_scatters.CHUNK
+    for first in range(0, len(row_of), chunk):
+        own = row_of[first : first + chunk]
+        for row in np.unique(own):
+            members = first + np.flatnonzero(own == row)
+            began_before = first > 0 and row_of[first - 1] == row
+            total = updates[members[0]] if began_before else table[row] + updates[members[0]]
+            for member in members[1:]:
+                total = total + updates[member]
+            if began_before:
+                parts.setdefault(int(row), []).append(total)
+            else:
+                table[row] = total
+    for number, later in parts.items():
+        for part in later:
+            table[number] += part
+    return table
+
+
+def check_order_of_sums(count: int, rows: int) -> None:
+    """Fail unless the gradient of a table adds its updates in the order of `sums_in_chunks`."""
+    random = np.random.default_rng(5)
+    places = random.integers(0, rows, count)
+    updates = random.normal(size=(count, 7)).astype(np.float32)
+    add = wf.jit(lambda x, i, u: wf.grad(lambda table: (table[i] * u).sum())(x))
+    table = np.zeros((rows, 7), np.float32)
+    found = add(*[wf.asarray(x).to("cuda") for x in (table, places, updates)])
+    np.testing.assert_array_equal(found.numpy(), sums_in_chunks(places, updates, rows))
 
 
 def check_scatter(name: str, count: int) -> None:

@@ -46,7 +46,7 @@ def _product(
         case.images, case.size, case.channels, out, case.outputs, case.kernel, case.stride, low,
         case.dilation,
     )  # fmt: skip
-    assert ConvolutionSizes.from_numbers(sizes.numbers()) == sizes
+    assert ConvolutionSizes.from_numbers(sizes.as_numbers()) == sizes
     return ConvolutionProduct.from_sizes(direction, sizes, parts=parts)
 
 
@@ -64,7 +64,7 @@ def _emulated(product: ConvolutionProduct, a: Array, b: Array) -> Array:
         windows[::-1], corners.lower, corners.upper, (1, *corners.strides, 1)
     )  # fmt: skip
     sizes = product.product_sizes
-    words = {"m": sizes.m, "n": sizes.n, "batch": sizes.batch, **product.words}
+    words = {"m": sizes.m, "n": sizes.n, "batch": sizes.batch, **product.window_words}
     wanted = product_shapes(product.geometry, spec, words, table)
     assert (wanted["a"], wanted["b"]) == (shapes["a"], shapes["b"])
     given = a.reshape(shapes["a"]), b.reshape(shapes["b"])

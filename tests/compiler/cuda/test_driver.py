@@ -26,7 +26,7 @@ def whole_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fake_device(**options: int) -> tuple[FakeLibrary, Device]:
     library = FakeLibrary(**options)
-    devices._current.__dict__.clear()
+    devices.CURRENT.__dict__.clear()
     return library, Device(open_driver(library), 0)
 
 

@@ -23,11 +23,7 @@ from weft.ir.scalars import Buffer, const, index, local
 Array = np.ndarray[Any, Any]
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every thread of a block is one of the CPU's: the fewer the better."""
-    for name in ("BLOCK", "ROW_BLOCK", "UNKNOWN_TEAM"):
-        monkeypatch.setattr(schedules, name, 64)
+pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
 def drawn(*counts: int) -> list[Array]:
@@ -136,3 +132,15 @@ def test_short_rows_share_a_warp_where_all_warps_are_whole(
     kernel = one_kernel(lambda x: x / (1.0 + (x * x).sum(axis=-1, keepdims=True)), (count, columns))
     assert schedule(kernel).team == team
     check(kernel, drawn(count * columns, count * columns))
+
+
+def test_what_several_threads_write_to_one_place_is_written_in_its_order() -> None:
+    def diagonal(x: wf.Tensor) -> wf.Tensor:
+        return wf.diag(x)
+
+    (*_, lowered) = program_of(diagonal, [wf.spec("float32", (300,))]).lowered
+    kernel = lowered.kernel
+    plan = schedule(kernel)
+    assert plan.team > 1
+    assert len(plan.exchanged_buffers) == 1
+    check(kernel, drawn(300 * 300, 300) + [np.arange(300)] * 2 + drawn(300 * 300))

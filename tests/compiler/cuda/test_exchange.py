@@ -134,6 +134,19 @@ def test_foreign_memory_is_given_back_after_the_work_that_reads_it(card: HostCar
     assert float(z.sum()) == 80.0
 
 
+def test_memory_that_begins_between_two_vectors_is_copied(card: HostCard) -> None:
+    x = wf.arange(41, dtype="float32").to("cuda")
+    released: list[str] = []
+    stream, kind = compute_stream(0), np.dtype(np.float32)
+    given = x._value.pointer + 4, kind, (40,), lambda: released.append("x")
+    y = wf.asarray(dlpack.borrow_array(stream, *given))
+    assert y._value.pointer % 16 == 0
+    assert y.tolist() == [*range(1, 41)]
+    gc.collect()
+    wf.cuda.synchronize()
+    assert released == ["x"], "others need not wait until the copy is dropped"
+
+
 def test_what_is_shared_is_never_written_to(card: HostCard) -> None:
     given = wf.zeros(64, device="cuda")
     state = wf.from_dlpack(Other(given))

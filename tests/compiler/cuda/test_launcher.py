@@ -16,9 +16,8 @@ from tests.compiler.cuda.host_card import HostCard, host_card
 
 import weft as wf
 from weft.compiler.targets.cuda import binding as bindings
-from weft.compiler.targets.cuda.array import CudaArray, compute_stream
+from weft.compiler.targets.cuda.array import RUN_LOCK, CudaArray, compute_stream
 from weft.compiler.targets.cuda.device import CAPTURED, Stream
-from weft.compiler.targets.cuda.executable import RUN_LOCK
 from weft.compiler.targets.cuda.graphs import Span, dependencies
 from weft.compiler.targets.cuda.launcher import (
     FAULT,

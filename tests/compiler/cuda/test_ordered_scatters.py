@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.compiler.cuda.assembling import PTXAS, needs_ptxas
 from tests.compiler.cuda.host_card import HostCard
-from tests.compiler.cuda.scatter_cases import SCATTERS, check_scatter
+from tests.compiler.cuda.scatter_cases import SCATTERS, check_order_of_sums, check_scatter
 
 import weft as wf
 from weft.compiler.plan.planning import plan_program
@@ -47,6 +47,11 @@ def small(card: HostCard, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]
 @pytest.mark.parametrize("name", SCATTERS)
 def test_a_scatter_gives_on_a_card_the_bits_of_the_processor(small: HostCard, name: str) -> None:
     check_scatter(name, 46)
+
+
+@pytest.mark.parametrize(("count", "rows"), [(60, 3), (61, 20)])
+def test_rows_add_up_many_updates_in_their_order(small: HostCard, count: int, rows: int) -> None:
+    check_order_of_sums(count, rows)
 
 
 def test_rows_out_of_range_are_left_out_and_reported(small: HostCard) -> None:

@@ -2,187 +2,171 @@
 
 from __future__ import annotations
 
-FMOD = """
-define internal double @fmod(double %x, double %y) nounwind {
-entry:
-  %bits.x = bitcast double %x to i64
-  %bits.y = bitcast double %y to i64
-  %size.x = and i64 %bits.x, 9223372036854775807
-  %size.y = and i64 %bits.y, 9223372036854775807
-  %endless = icmp uge i64 %size.x, 9218868437227405312
-  %strange = icmp ugt i64 %size.y, 9218868437227405312
-  %nothing = icmp eq i64 %size.y, 0
-  %bad = or i1 %endless, %strange
-  %none = or i1 %bad, %nothing
-  br i1 %none, label %undefined, label %compare
-undefined:
-  %product = fmul double %x, %y
-  %nan = fdiv double %product, %product
-  ret double %nan
-compare:
-  %less = icmp ult i64 %size.x, %size.y
-  br i1 %less, label %same, label %divide
-same:
-  ret double %x
-divide:
-  %field.x = lshr i64 %size.x, 52
-  %field.y = lshr i64 %size.y, 52
-  %part.x = and i64 %size.x, 4503599627370495
-  %part.y = and i64 %size.y, 4503599627370495
-  %whole.x = or i64 %part.x, 4503599627370496
-  %whole.y = or i64 %part.y, 4503599627370496
-  %normal.x = icmp ne i64 %field.x, 0
-  %normal.y = icmp ne i64 %field.y, 0
-  %m.x = select i1 %normal.x, i64 %whole.x, i64 %part.x
-  %m.y = select i1 %normal.y, i64 %whole.y, i64 %part.y
-  %e.x = select i1 %normal.x, i64 %field.x, i64 1
-  %e.y = select i1 %normal.y, i64 %field.y, i64 1
-  %first = urem i64 %m.x, %m.y
-  %apart = sub i64 %e.x, %e.y
-  br label %loop
-loop:
-  %rest = phi i64 [ %first, %divide ], [ %rest.next, %shift ]
-  %left = phi i64 [ %apart, %divide ], [ %left.next, %shift ]
-  %some = icmp sgt i64 %left, 0
-  br i1 %some, label %shift, label %done
-shift:
-  %few = icmp slt i64 %left, 10
-  %by = select i1 %few, i64 %left, i64 10
-  %moved = shl i64 %rest, %by
-  %rest.next = urem i64 %moved, %m.y
-  %left.next = sub i64 %left, %by
-  br label %loop
-done:
-  %number = uitofp i64 %rest to double
-  %exponent = sub i64 %e.y, 1075
-  %half = ashr i64 %exponent, 1
-  %other = sub i64 %exponent, %half
-  %half.field = add i64 %half, 1023
-  %other.field = add i64 %other, 1023
-  %half.bits = shl i64 %half.field, 52
-  %other.bits = shl i64 %other.field, 52
-  %half.power = bitcast i64 %half.bits to double
-  %other.power = bitcast i64 %other.bits to double
-  %scaled = fmul double %number, %half.power
-  %result = fmul double %scaled, %other.power
-  %signed = call double @llvm.copysign.f64(double %result, double %x)
-  ret double %signed
-}
-declare double @llvm.copysign.f64(double, double)
-"""
-"""The remainder of a division that cuts towards zero: mantissas as integers, 10 bits at a time."""
+from weft.compiler.targets.llvm.ir_builder import FALSE, IRBuilder, Operand, module_text
 
+_SIZE = (1 << 63) - 1
+"""The bits of a float64 without its sign."""
+_INFINITY = 0x7FF << 52
+_MANTISSA = (1 << 52) - 1
+_HIDDEN_BIT = 1 << 52
+_BIAS = 1023
+_STEP = 10
+"""So many bits of a remainder at a time: with the 53 of a mantissa they fill a word."""
+_HALF_PI = "0x3FF921FB54442D18"
 _WORDS = 20
 """The words of 2/π that the greatest exponent needs, and two more."""
+_PAIR = "{ double, double }"
 
-REDUCED = """
-define internal { double, double } @reduced(double %x) nounwind {
-entry:
-  %bits = bitcast double %x to i64
-  %size = and i64 %bits, 9223372036854775807
-  %finite = icmp ult i64 %size, 9218868437227405312
-  br i1 %finite, label %reduce, label %endless
-endless:
-  %nan = fsub double %x, %x
-  %no.0 = insertvalue { double, double } poison, double %nan, 0
-  %no = insertvalue { double, double } %no.0, double 0.0, 1
-  ret { double, double } %no
-reduce:
-  %field = lshr i64 %size, 52
-  %part = and i64 %size, 4503599627370495
-  %m = or i64 %part, 4503599627370496
-  %skipped.0 = sub i64 %field, 1077
-  %negative = icmp slt i64 %skipped.0, 0
-  %skipped = select i1 %negative, i64 0, i64 %skipped.0
-  %lacking.0 = sub i64 1077, %field
-  %lacking = select i1 %negative, i64 %lacking.0, i64 0
-  %word = lshr i64 %skipped, 6
-  %bit = and i64 %skipped, 63
-  %at0 = getelementptr i64, ptr @two_over_pi, i64 %word
-  %at1 = getelementptr i64, ptr %at0, i64 1
-  %at2 = getelementptr i64, ptr %at0, i64 2
-  %at3 = getelementptr i64, ptr %at0, i64 3
-  %t0 = load i64, ptr %at0
-  %t1 = load i64, ptr %at1
-  %t2 = load i64, ptr %at2
-  %t3 = load i64, ptr %at3
-  %w0 = call i64 @llvm.fshl.i64(i64 %t0, i64 %t1, i64 %bit)
-  %w1 = call i64 @llvm.fshl.i64(i64 %t1, i64 %t2, i64 %bit)
-  %w2 = call i64 @llvm.fshl.i64(i64 %t2, i64 %t3, i64 %bit)
-  %long.m = zext i64 %m to i128
-  %long0 = zext i64 %w0 to i128
-  %long1 = zext i64 %w1 to i128
-  %long2 = zext i64 %w2 to i128
-  %p0 = mul i128 %long.m, %long0
-  %p1 = mul i128 %long.m, %long1
-  %p2 = mul i128 %long.m, %long2
-  %up1 = lshr i128 %p1, 64
-  %up2 = lshr i128 %p2, 64
-  %h2 = trunc i128 %up2 to i64
-  %l1 = trunc i128 %p1 to i64
-  %middle = add i64 %l1, %h2
-  %carried = icmp ult i64 %middle, %l1
-  %carry = zext i1 %carried to i128
-  %sum.0 = add i128 %p0, %up1
-  %sum = add i128 %sum.0, %carry
-  %top = trunc i128 %sum to i64
-  %sum.up = lshr i128 %sum, 64
-  %over = trunc i128 %sum.up to i64
-  %low.top = call i64 @llvm.fshr.i64(i64 %over, i64 %top, i64 %lacking)
-  %low.middle = call i64 @llvm.fshr.i64(i64 %top, i64 %middle, i64 %lacking)
-  %quadrant = lshr i64 %low.top, 62
-  %f0 = call i64 @llvm.fshl.i64(i64 %low.top, i64 %low.middle, i64 2)
-  %f1 = shl i64 %low.middle, 2
-  %above = icmp slt i64 %f0, 0
-  %more = zext i1 %above to i64
-  %turns = add i64 %quadrant, %more
-  %not0 = xor i64 %f0, -1
-  %not1 = xor i64 %f1, -1
-  %g0 = select i1 %above, i64 %not0, i64 %f0
-  %g1 = select i1 %above, i64 %not1, i64 %f1
-  %zeros = call i64 @llvm.ctlz.i64(i64 %g0, i1 false)
-  %whole.word = icmp eq i64 %zeros, 64
-  %shift = and i64 %zeros, 63
-  %n.0 = call i64 @llvm.fshl.i64(i64 %g0, i64 %g1, i64 %shift)
-  %n = select i1 %whole.word, i64 %g1, i64 %n.0
-  %number = uitofp i64 %n to double
-  %exponent.0 = sub i64 959, %zeros
-  %exponent = shl i64 %exponent.0, 52
-  %power = bitcast i64 %exponent to double
-  %fraction = fmul double %number, %power
-  %angle = fmul double %fraction, 0x3FF921FB54442D18
-  %angle.negative = fneg double %angle
-  %signed = select i1 %above, double %angle.negative, double %angle
-  %count = uitofp i64 %turns to double
-  %count.negative = fneg double %count
-  %signed.negative = fneg double %signed
-  %left = icmp slt i64 %bits, 0
-  %rest = select i1 %left, double %signed.negative, double %signed
-  %quarters = select i1 %left, double %count.negative, double %count
-  %yes.0 = insertvalue { double, double } poison, double %rest, 0
-  %yes = insertvalue { double, double } %yes.0, double %quarters, 1
-  ret { double, double } %yes
-}
-define internal double @reduced_rest(double %x) nounwind {
-  %both = call { double, double } @reduced(double %x)
-  %rest = extractvalue { double, double } %both, 0
-  ret double %rest
-}
-define internal double @reduced_quadrant(double %x) nounwind {
-  %both = call { double, double } @reduced(double %x)
-  %quarters = extractvalue { double, double } %both, 1
-  ret double %quarters
-}
-declare i64 @llvm.fshl.i64(i64, i64, i64)
-declare i64 @llvm.fshr.i64(i64, i64, i64)
-declare i64 @llvm.ctlz.i64(i64, i1)
-"""
-"""Payne and Hanek's reduction, for |x| from 2²⁰ on.
 
-x = m·2ᵉ. Of 2/π only those digits matter whose product with 2ᵉ is below 4: three words of them,
-times m, are the quadrant in two bits and then the fraction of it, with more than 60 good bits even
-next to a multiple of π/2.
-"""
+def _function(name: str, *parameters: str, result: str = "double") -> IRBuilder:
+    return IRBuilder(name, parameters, result=result, may_inline=True)
+
+
+def _size_bits(out: IRBuilder, x: str) -> str:
+    """The bits of |x|, which are ordered as the numbers are."""
+    return out.combine("and", out.convert("bitcast", x, "i64"), _SIZE)
+
+
+def _mantissa_and_exponent(out: IRBuilder, bits: str) -> tuple[str, str]:
+    """The mantissa m and the biased exponent e of |x| = m·2ᵉ⁻¹⁰⁷⁵, which may be subnormal."""
+    field, part = out.combine("lshr", bits, 52), out.combine("and", bits, _MANTISSA)
+    is_normal = out.test("ne", field, 0)
+    mantissa = out.select(is_normal, out.combine("or", part, _HIDDEN_BIT), part)
+    return mantissa, out.select(is_normal, field, 1)
+
+
+def _power_of_two(out: IRBuilder, exponent: str) -> str:
+    """2 to an exponent that a normal number has."""
+    return out.convert("bitcast", out.combine("shl", out.add(exponent, _BIAS), 52), "double")
+
+
+def _fmod() -> IRBuilder:
+    """The remainder of a division that cuts towards zero: mantissas as integers, bit by bit."""
+    out = _function("fmod", "double %x", "double %y")
+    x, y = out.parameters
+    size_x, size_y = _size_bits(out, x), _size_bits(out, y)
+    is_bad_x = out.test("uge", size_x, _INFINITY)
+    is_bad_y = out.combine("or", out.test("ugt", size_y, _INFINITY), out.test("eq", size_y, 0))
+    with out.when(out.combine("or", is_bad_x, is_bad_y)):
+        product = out.combine("fmul", x, y)
+        out.give(out.combine("fdiv", product, product))  # NaN
+    with out.when(out.test("ult", size_x, size_y)):
+        out.give(x)
+    mantissa_x, exponent_x = _mantissa_and_exponent(out, size_x)
+    mantissa_y, exponent_y = _mantissa_and_exponent(out, size_y)
+    rest = out.variable(out.combine("urem", mantissa_x, mantissa_y))
+    bits_left = out.variable(out.sub(exponent_x, exponent_y))
+    with out.repeat():
+        left = bits_left.value
+        out.leave_unless(out.test("sgt", left, 0))
+        step = out.select(out.test("slt", left, _STEP), left, _STEP)
+        rest.value = out.combine("urem", out.combine("shl", rest.value, step), mantissa_y)
+        bits_left.value = out.sub(left, step)
+    # In two factors, as the result may be subnormal.
+    exponent = out.sub(exponent_y, _BIAS + 52)
+    half = out.combine("ashr", exponent, 1)
+    first, second = (_power_of_two(out, each) for each in (half, out.sub(exponent, half)))
+    number = out.convert("uitofp", rest.value, "double")
+    scaled = out.combine("fmul", out.combine("fmul", number, first), second)
+    out.give(out.call("llvm.copysign.f64", scaled, x, result="double"))
+    return out
+
+
+def _angle_reduction() -> IRBuilder:
+    """Payne and Hanek's reduction of |x| from 2²⁰ on: the angle less quarter turns, and how many.
+
+    x = m·2ᵉ. Of 2/π only those digits matter whose product with 2ᵉ is below 4: three words of them,
+    times m, are the quadrant in two bits and then the fraction of it, with more than 60 good bits
+    even next to a multiple of π/2.
+    """
+    out = _function("reduced", "double %x", result=_PAIR)
+    (x,) = out.parameters
+    bits = out.convert("bitcast", x, "i64")
+    size = out.combine("and", bits, _SIZE)
+    with out.unless(out.test("ult", size, _INFINITY)):
+        _give_pair(out, out.combine("fsub", x, x), "0.0")  # NaN
+    quadrant, fraction = _quarter_turns(out, size)
+    is_above, angle = _nearest_angle(out, fraction)
+    turns = out.add(quadrant, out.convert("zext", is_above, "i64"))
+    count = out.convert("uitofp", turns, "double")
+    is_left = out.test("slt", bits, 0)
+    _give_pair(out, *[out.select(is_left, _negative(out, each), each) for each in (angle, count)])
+    return out
+
+
+def _give_pair(out: IRBuilder, rest: str, quarters: str) -> None:
+    first = out.put(f"insertvalue {_PAIR} poison, double {rest}, 0", _PAIR)
+    out.give(out.put(f"insertvalue {_PAIR} {first}, double {quarters}, 1", _PAIR))
+
+
+def _negative(out: IRBuilder, x: str) -> str:
+    return out.put(f"fneg double {x}", "double")
+
+
+def _funnel_shift(out: IRBuilder, how: str, high: str, low: str, by: Operand) -> str:
+    """A word of two, shifted to the left by `fshl` or to the right by `fshr`."""
+    return out.call(f"llvm.{how}.i64", high, low, by, result="i64")
+
+
+def _quarter_turns(out: IRBuilder, size: str) -> tuple[str, tuple[str, str]]:
+    """x·2/π modulo 4: the quadrant, and its fraction in two words."""
+    field, part = out.combine("lshr", size, 52), out.combine("and", size, _MANTISSA)
+    mantissa = out.convert("zext", out.combine("or", part, _HIDDEN_BIT), "i128")
+    # Digits of 2/π that give whole turns are skipped; where e is too small for that, the product
+    # is shifted down by the bits that are lacking.
+    first_digit = _BIAS + 54
+    skipped = out.sub(field, first_digit)
+    is_small = out.test("slt", skipped, 0)
+    lacking = out.select(is_small, out.sub(first_digit, field), 0)
+    skipped = out.select(is_small, 0, skipped)
+    place, bit = out.combine("lshr", skipped, 6), out.combine("and", skipped, 63)
+    table = out.at("i64", "@two_over_pi", place)
+    words = [out.number(table, k) for k in range(4)]
+    digits = [_funnel_shift(out, "fshl", words[k], words[k + 1], bit) for k in range(3)]
+    high, middle, low = [out.mul(mantissa, out.convert("zext", x, "i128")) for x in digits]
+    # The sum of the three products, each 64 bits below the one before.
+    middle_low = out.convert("trunc", middle, "i64")
+    second = out.add(middle_low, _upper_word(out, low))
+    carry = out.convert("zext", out.test("ult", second, middle_low), "i128")
+    total = out.add(out.add(high, out.combine("lshr", middle, 64)), carry)
+    first, over = out.convert("trunc", total, "i64"), _upper_word(out, total)
+    top = _funnel_shift(out, "fshr", over, first, lacking)
+    below = _funnel_shift(out, "fshr", first, second, lacking)
+    fraction = _funnel_shift(out, "fshl", top, below, 2), out.combine("shl", below, 2)
+    return out.combine("lshr", top, 62), fraction
+
+
+def _upper_word(out: IRBuilder, x: str) -> str:
+    return out.convert("trunc", out.combine("lshr", x, 64), "i64")
+
+
+def _nearest_angle(out: IRBuilder, fraction: tuple[str, str]) -> tuple[str, str]:
+    """A fraction of π/2 as an angle from -π/4 to π/4, and whether that is from the next one."""
+    is_above = out.test("slt", fraction[0], 0)
+    high, low = (out.select(is_above, out.combine("xor", x, -1), x) for x in fraction)
+    # The leading zeros go to the exponent, so that the float64 keeps all its bits.
+    zeros = out.call("llvm.ctlz.i64", high, FALSE, result="i64")
+    shifted = _funnel_shift(out, "fshl", high, low, out.combine("and", zeros, 63))
+    number = out.select(out.test("eq", zeros, 64), low, shifted)
+    exponent = out.combine("shl", out.sub(_BIAS - 64, zeros), 52)
+    power = out.convert("bitcast", exponent, "double")
+    size = out.combine("fmul", out.convert("uitofp", number, "double"), power)
+    angle = out.combine("fmul", size, _HALF_PI)
+    return is_above, out.select(is_above, _negative(out, angle), angle)
+
+
+def _part_of_reduced(reduced: IRBuilder, name: str, place: int) -> IRBuilder:
+    """One of the two numbers of a reduction."""
+    out = _function(name, "double %x")
+    both = out.call(reduced, *out.parameters)
+    out.give(out.put(f"extractvalue {_PAIR} {both}, {place}", "double"))
+    return out
+
+
+def _reductions() -> str:
+    reduced = _angle_reduction()
+    parts = enumerate(("reduced_rest", "reduced_quadrant"))
+    return module_text(reduced, *[_part_of_reduced(reduced, name, k) for k, name in parts])
 
 
 def reduced_table() -> str:
@@ -208,3 +192,9 @@ def _arctangent(inverse: int, bits: int) -> int:
         total += sign * (power // number)
         number, sign = number + 2, -sign
     return total
+
+
+FMOD = module_text(_fmod())
+"""The text of `fmod`."""
+REDUCED = _reductions()
+"""The text of `reduced_rest` and `reduced_quadrant`, which read `reduced_table`."""

@@ -2,7 +2,8 @@
 
 Elements lie one after the other. An array is there as soon as it exists, for work that comes after
 it on the card's stream; the host waits for it only when it reads elements (`to_host`). Two arrays
-may share memory: the second then holds the first as its `base`.
+may share memory: the second then holds the first as its `base`. So a stretch of an array's elements
+that begins where kernels read vectors is an array without a launch (`part`).
 """
 
 from __future__ import annotations
@@ -10,14 +11,21 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable
-from functools import cache
-from threading import Lock
+from functools import cache, lru_cache
+from threading import Lock, RLock
 from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 
-from weft.compiler.targets.cuda.device import EXPLAIN, Memory, Stream, device
+from weft.compiler.targets.cuda.device import (
+    ALIGNMENT,
+    EXPLAIN,
+    Memory,
+    PartOfMemory,
+    Stream,
+    device,
+)
 from weft.compiler.targets.cuda.faults import raise_faults
 from weft.core.devices import Device
 from weft.core.dtypes import BY_NUMPY
@@ -46,12 +54,65 @@ _FLAGS = {True: Flags(_OWNED), False: Flags(_SHARED)}
 class ArrayKind:
     """What arrays have in common: card, dtype and shape. Equal kinds are one object."""
 
-    __slots__ = ("__weakref__", "device", "dtype", "nbytes", "shape", "size")
+    __slots__ = (
+        "__weakref__",
+        "_layout",
+        "_parts",
+        "device",
+        "dtype",
+        "nbytes",
+        "ordinal",
+        "shape",
+        "size",
+    )
 
     def __init__(self, ordinal: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        self.device, self.dtype, self.shape = place_of(ordinal), dtype, shape
+        self.ordinal, self.device, self.dtype, self.shape = ordinal, place_of(ordinal), dtype, shape
         self.size = math.prod(shape)
         self.nbytes = self.size * dtype.itemsize
+        self._layout: HostArray | None = None
+        self._parts: dict[tuple[int, ...], ArrayKind] = {}
+        """Kinds of parts, by shape, that would be made anew for each part that is dropped."""
+
+    @property
+    def layout(self) -> HostArray:
+        """An array of the host of the same shape on no memory: what views of it are, NumPy says.
+
+        Its elements must never be read.
+        """
+        if self._layout is None:
+            self._layout = np.asarray(_Layout(self.dtype.itemsize, self.shape))
+        return self._layout
+
+    def stretch(self, shown: HostArray) -> tuple[int, ArrayKind] | None:
+        """At which byte the elements begin that a view of the layout shows, and their kind.
+
+        None where they do not lie one after the other.
+        """
+        if not shown.flags.c_contiguous:
+            return None
+        first: int = shown.__array_interface__["data"][0]
+        start, shape = first - _NOWHERE if shown.size else 0, shown.shape
+        kind = self._parts.get(shape)
+        if kind is None:
+            if len(self._parts) >= PART_KINDS:
+                self._parts.clear()
+            kind = self._parts[shape] = array_kind(self.ordinal, self.dtype, shape)
+        return start, kind
+
+
+class _Layout:
+    """What NumPy makes an array of that begins at an address that is never read."""
+
+    def __init__(self, itemsize: int, shape: tuple[int, ...]) -> None:
+        self.__array_interface__ = {
+            "data": (_NOWHERE, True), "shape": shape, "typestr": f"|V{itemsize}", "version": 3,
+        }  # fmt: skip
+
+
+_NOWHERE = 1 << 46
+PART_KINDS = 32
+"""How many kinds of parts a kind keeps."""
 
 
 _kinds: WeakValueDictionary[tuple[int, np.dtype[Any], tuple[int, ...]], ArrayKind]
@@ -77,7 +138,7 @@ class CudaArray:
 
     def __init__(
         self,
-        memory: Memory,
+        memory: Memory | PartOfMemory,
         dtype: np.dtype[Any],
         shape: tuple[int, ...],
         base: CudaArray | None = None,
@@ -124,6 +185,26 @@ class CudaArray:
         """The same elements in another shape."""
         return CudaArray(self.memory, dtype or self.dtype, shape, self.base or self)
 
+    def part(self, shown: HostArray) -> CudaArray | None:
+        """The elements that a view of the kind's `layout` shows; None where there are gaps."""
+        stretch = self.kind.stretch(shown)
+        return None if stretch is None else self.part_at(*stretch)
+
+    def part_at(self, start: int, kind: ArrayKind) -> CudaArray:
+        """The elements from a byte on as an array; a copy where they begin between two vectors."""
+        memory, base = self.memory, self.base or self
+        if start == 0:
+            return new_array(memory, kind, base)
+        part = PartOfMemory(memory, start, kind.nbytes)
+        if part.pointer % ALIGNMENT == 0:
+            return new_array(part, kind, base)
+        stream = memory.stream
+        with RUN_LOCK:
+            stream.device.make_current()
+            room = stream.allocate(kind.nbytes)
+            stream.copy(room, part, kind.nbytes)
+        return new_array(room, kind)
+
     def to_host(self) -> HostArray:
         """A copy in the host's memory, once all work before it is done."""
         stream = self.memory.stream
@@ -146,6 +227,9 @@ class CudaArray:
         return f"<array of {self.dtype}{list(self.shape)} on {self.device}>"
 
 
+RUN_LOCK = RLock()
+"""Cells are written, and work put on a stream, by one thread at a time."""
+wait_at_fork(RUN_LOCK)
 LARGEST = 5
 """How many arrays are named where memory runs out."""
 
@@ -177,7 +261,9 @@ def out_of_memory(size: int, error: OutOfMemoryError) -> OutOfMemoryError:
     )
 
 
-def new_array(memory: Memory, kind: ArrayKind, base: CudaArray | None = None) -> CudaArray:
+def new_array(
+    memory: Memory | PartOfMemory, kind: ArrayKind, base: CudaArray | None = None
+) -> CudaArray:
     """An array of a known kind: with less work than the class itself has."""
     array = _new(CudaArray)
     array.memory, array.pointer, array.kind, array.base = memory, memory.pointer, kind, base
@@ -209,6 +295,36 @@ def place_of(ordinal: int) -> Device:
 def compute_stream(ordinal: int) -> Stream:
     """The stream on which all work of a card is put, in order."""
     return Stream(device(ordinal))
+
+
+def filler(ordinal: int) -> Callable[[np.dtype[Any], tuple[int, ...], Any], CudaArray | None]:
+    """What makes arrays of one value on a card; None for elements that its fills do not know.
+
+    These write up to four bytes again and again.
+    """
+
+    def fill(dtype: np.dtype[Any], shape: tuple[int, ...], value: Any) -> CudaArray | None:
+        pattern = _pattern(dtype, value, "" if value else repr(value))
+        if pattern is None:
+            return None
+        stream, kind = compute_stream(ordinal), array_kind(ordinal, dtype, shape)
+        with RUN_LOCK:
+            stream.device.make_current()
+            memory = stream.allocate(kind.nbytes)
+            if kind.nbytes:
+                stream.fill(memory, pattern, kind.nbytes)
+        return new_array(memory, kind)
+
+    return fill
+
+
+@lru_cache(maxsize=256, typed=True)
+def _pattern(dtype: np.dtype[Any], value: Any, zero: str) -> bytes | None:
+    """The bytes that repeat in elements of one value, at most four; `zero` tells zeros apart."""
+    with np.errstate(all="ignore"):
+        element = np.full((), value, dtype).tobytes()
+    lengths = [n for n in (1, 2, 4) if element == element[:n] * (len(element) // n)]
+    return element[: lengths[0]] if lengths else None
 
 
 def uploader(ordinal: int) -> Callable[[HostArray], CudaArray]:

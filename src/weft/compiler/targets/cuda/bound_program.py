@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from struct import Struct
 from typing import Any, Protocol
 from weakref import finalize
@@ -18,7 +19,14 @@ import numpy as np
 from weft.compiler.plan.launch import Sizes, Value, static_shape
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cuda.array import ArrayKind, CudaArray, array_kind, new_array
-from weft.compiler.targets.cuda.device import Memory, SizePool, Stream, rounded_size, take_memory
+from weft.compiler.targets.cuda.device import (
+    CURRENT,
+    Memory,
+    SizePool,
+    Stream,
+    rounded_size,
+    take_memory,
+)
 from weft.compiler.targets.cuda.driver import LAST_PROGRAM
 from weft.compiler.targets.cuda.faults import FaultPages
 from weft.compiler.targets.cuda.graphs import ExecutableGraph, Graph, capture_graph
@@ -45,6 +53,9 @@ _NAMED = 6
 """How many operations are named where a kernel faults."""
 FEW_LAUNCHES = 3
 """A program of fewer launches gains nothing by a graph."""
+QUICK_LAUNCHES = 4
+"""A program of more launches gains more by a graph than by a quick call."""
+pointer_of = attrgetter("pointer")
 
 
 Slow = Callable[[Sequence[CudaArray]], Sequence[CudaArray]]
@@ -312,37 +323,54 @@ class BoundProgram:
         return native.call(native.address)
 
     def quick_call(self, slow: Slow) -> Slow | None:
-        """What computes the one output of a program of few launches; None for other programs.
+        """What computes the outputs of a program of few launches; None for other programs.
 
         Its inputs are arrays of the kinds that the program was bound for. All that changes from
         call to call is in one native call, which holds Python's lock: there is nothing to wait for.
         `slow` is called where somebody watches, and where that call does not succeed.
         """
         native, call = self._native, self._word_call
-        if native is None or call is None or self._may_repeat or self._outputs != 1:
+        if native is None or call is None or self.launches.count > QUICK_LAUNCHES:
             return None
         if self._shared:
-            return self._quick_view(slow)
+            return self._quick_view(slow) if self._outputs == 1 else None
+        if self._outputs > 1 or self._required:
+            return self._quick_outputs(slow, call, native.address)
         (_, kind, pool), address, stream = self._own[0], native.address, self.stream
-        is_current, required = stream.device.is_current, self._required
-        room = self._required_pool
-        nbytes, described = kind.nbytes, self._described
+        context, nbytes, described = stream.device.context, kind.nbytes, self._described
 
         def compute(arrays: Sequence[CudaArray]) -> Sequence[CudaArray]:
-            if OBSERVERS or not is_current():
+            if OBSERVERS or getattr(CURRENT, "context", None) != context:
                 return slow(arrays)
             LAST_PROGRAM[0] = described
             memory = take_memory(stream, nbytes, pool)
-            pointer = memory.pointer
-            words = [array.pointer for array in arrays]
-            if required:  # what comes later on the stream may use it again
-                words.append(pointer)
+            if call(address, *map(pointer_of, arrays), memory.pointer):
+                return slow(arrays)
+            return (new_array(memory, kind),)
+
+        return compute
+
+    def _quick_outputs(self, slow: Slow, call: Callable[..., int], address: int) -> Slow:
+        """The same for several outputs, and for programs that need memory of their own."""
+        context, described = self.stream.device.context, self._described
+        stream, own = self.stream, [(kind, pool) for _, kind, pool in self._own]
+        room = self._required_pool if self._required else None
+
+        def compute(arrays: Sequence[CudaArray]) -> Sequence[CudaArray]:
+            if OBSERVERS or getattr(CURRENT, "context", None) != context:
+                return slow(arrays)
+            LAST_PROGRAM[0] = described
+            outputs = [
+                new_array(take_memory(stream, kind.nbytes, pool), kind) for kind, pool in own
+            ]
+            words = [*map(pointer_of, arrays), *map(pointer_of, outputs)]
+            if room is None:
+                failed = call(address, *words)
+            else:  # what comes later on the stream may use it again
                 at = room.take()
                 failed = call(address, *words, at)
                 room.give(at)
-            else:
-                failed = call(address, *words, pointer)
-            return slow(arrays) if failed else (new_array(memory, kind),)
+            return slow(arrays) if failed else outputs
 
         return compute
 

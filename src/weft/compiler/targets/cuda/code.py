@@ -19,7 +19,7 @@ from typing import Any
 
 import llvmlite
 
-from weft.compiler.targets.cuda.device import Device, Memory, Stream
+from weft.compiler.targets.cuda.device import ALIGNMENT, Device, Memory, Stream
 from weft.compiler.targets.cuda.emit import emit_device_module, scratch_bytes, symbol
 from weft.compiler.targets.cuda.grouped_kernels import GroupedKernel
 from weft.compiler.targets.cuda.machine import card
@@ -34,8 +34,6 @@ from weft.ir.loops import Kernel, evaluate
 from weft.runtime.cache import entry_key
 from weft.runtime.stamps import program_sources
 
-ALIGNMENT = 16
-"""What the addresses of buffers are multiples of."""
 WORKERS = 8
 """Kernels that are compiled side by side, at most."""
 _lock = Lock()

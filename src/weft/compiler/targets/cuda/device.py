@@ -9,6 +9,7 @@ is put on the stream after it is dropped. Each stream keeps what is freed, by si
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Iterator
 from ctypes import byref, c_float, c_int, c_size_t, c_uint64, c_void_p
 from functools import cache, cached_property
@@ -40,7 +41,12 @@ _RELEASE_THRESHOLD, _RESERVED, _USED, _USED_HIGH = 4, 5, 7, 8
 _NON_BLOCKING = 1
 """A stream that does not wait for the default stream of other libraries."""
 _NO_TIMING = 2
-_current = local()
+_FILLS = {1: "cuMemsetD8Async", 2: "cuMemsetD16Async", 4: "cuMemsetD32Async"}
+"""What writes so many bytes again and again."""
+CURRENT = local()
+"""The context that the calls of a thread go to, as `context`; none before the first."""
+ALIGNMENT = 16
+"""What kernels take the addresses of buffers to be multiples of: they read whole vectors."""
 CAPTURED: Array = np.zeros(1, np.int32)
 """How many streams are being captured: what is put on such a stream becomes part of a graph."""
 EXPLAIN: list[Callable[[int, OutOfMemoryError], OutOfMemoryError]] = []
@@ -78,11 +84,11 @@ class Device:
         """Make the calls of this thread go to this card."""
         if not self.is_current():
             self.driver("cuCtxSetCurrent", self.context)
-            _current.context = self.context
+            CURRENT.context = self.context
 
     def is_current(self) -> bool:
         """Whether the calls of this thread go to this card."""
-        return getattr(_current, "context", None) == self.context
+        return getattr(CURRENT, "context", None) == self.context
 
     def attribute(self, name: str) -> int:
         """A number that the driver knows of the card; see `_ATTRIBUTES`."""
@@ -199,7 +205,7 @@ class Stream:
                 "cuMemcpyHtoDAsync_v2", memory.pointer, data.ctypes.data, data.nbytes, self.handle
             )
 
-    def download(self, target: Array, memory: Memory) -> None:
+    def download(self, target: Array, memory: Memory | PartOfMemory) -> None:
         """Copy to a contiguous array; it is whole after `synchronize`."""
         if target.nbytes:
             self.driver(
@@ -207,13 +213,14 @@ class Stream:
                 self.handle,
             )  # fmt: skip
 
-    def copy(self, target: Memory, source: Memory, count: int) -> None:
+    def copy(self, target: Memory, source: Memory | PartOfMemory, count: int) -> None:
         """Copy bytes on the device."""
         self.driver("cuMemcpyDtoDAsync_v2", target.pointer, source.pointer, count, self.handle)
 
-    def fill(self, memory: Memory, byte: int) -> None:
-        """Set every byte of memory."""
-        self.driver("cuMemsetD8Async", memory.pointer, byte, memory.count, self.handle)
+    def fill(self, memory: Memory, pattern: bytes, count: int) -> None:
+        """Write one, two or four bytes again and again, up to a number of bytes."""
+        name, word = _FILLS[len(pattern)], int.from_bytes(pattern, sys.byteorder)
+        self.driver(name, memory.pointer, word, count // len(pattern), self.handle)
 
 
 class Event:
@@ -265,6 +272,17 @@ def take_memory(stream: Stream, count: int, pool: SizePool) -> Memory:
 
 
 _new_memory = Memory.__new__
+
+
+class PartOfMemory:
+    """A stretch of other memory, which it keeps."""
+
+    __slots__ = ("count", "pointer", "stream", "whole")
+
+    def __init__(self, whole: Memory | PartOfMemory, start: int, count: int) -> None:
+        self.whole, self.count = whole, count
+        self.stream: Stream = whole.stream
+        self.pointer: int = whole.pointer + start
 
 
 class SizePool:

@@ -47,10 +47,10 @@ class DeviceBuilder(IRBuilder):
         self._globals: list[str] = []
         self._dynamic = 0
         """Floats of shared memory that a launch asks for."""
-        self.thread = self._special("tid")
-        self.block_number = self._special("ctaid")
+        self.thread = self._special_register("tid")
+        self.block_number = self._special_register("ctaid")
 
-    def _special(self, name: str) -> str:
+    def _special_register(self, name: str) -> str:
         found = self.put(f"call i32 @llvm.nvvm.read.ptx.sreg.{name}.x()", "i32")
         return self.put(f"zext i32 {found} to i64")
 

@@ -20,7 +20,7 @@ from weakref import finalize
 import numpy as np
 
 from weft.compiler.targets.cuda.array import CudaArray, compute_stream
-from weft.compiler.targets.cuda.device import Event, Stream
+from weft.compiler.targets.cuda.device import ALIGNMENT, Event, Stream
 from weft.core.dtypes import BY_NUMPY, bfloat16
 from weft.core.errors import ArgumentError
 from weft.core.forks import wait_at_fork
@@ -156,9 +156,13 @@ def borrow_array(
     shape: tuple[int, ...],
     release: Callable[[], None],
 ) -> CudaArray:
-    """An array on memory of others, given back by `release`; it is never written to."""
+    """An array on memory of others, given back by `release`; it is never written to.
+
+    It is a copy where that begins between two vectors, as kernels read whole ones.
+    """
     memory: Any = ForeignMemory(stream, pointer, prod(shape) * dtype.itemsize, release)
-    return CudaArray(memory, dtype, shape).view(shape)
+    array = CudaArray(memory, dtype, shape)
+    return array.view(shape) if pointer % ALIGNMENT == 0 else array.copy()
 
 
 def import_array(obj: Any, ordinal: int) -> CudaArray:

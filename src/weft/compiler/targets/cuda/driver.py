@@ -24,6 +24,7 @@ from ctypes import (
     c_ubyte,
     c_uint,
     c_uint64,
+    c_ushort,
     c_void_p,
 )
 from functools import cache
@@ -72,6 +73,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemcpyDtoHAsync_v2": (c_void_p, c_uint64, c_size_t, c_void_p),
     "cuMemcpyDtoDAsync_v2": (c_uint64, c_uint64, c_size_t, c_void_p),
     "cuMemsetD8Async": (c_uint64, c_ubyte, c_size_t, c_void_p),
+    "cuMemsetD16Async": (c_uint64, c_ushort, c_size_t, c_void_p),
+    "cuMemsetD32Async": (c_uint64, c_uint, c_size_t, c_void_p),
     # streams and events
     "cuStreamCreate": (_OUT, c_uint),
     "cuStreamDestroy_v2": (c_void_p,),

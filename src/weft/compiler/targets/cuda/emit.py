@@ -21,7 +21,7 @@ from math import prod
 
 from weft.compiler.targets.cuda.library import definitions
 from weft.compiler.targets.cuda.machine import WARP, card
-from weft.compiler.targets.cuda.memory_accesses import buffers_read
+from weft.compiler.targets.cuda.memory_accesses import buffers_read, is_team_loop
 from weft.compiler.targets.cuda.row_prefetch import LANE, lines_ahead
 from weft.compiler.targets.cuda.schedule import Schedule, schedule, steps_of
 from weft.compiler.targets.cuda.teams import DECLARATIONS, ColumnTeam, Team
@@ -194,7 +194,7 @@ class DeviceEmitter(Emitter):
         inside, run = lines.put(f"icmp slt i64 {self.number}, {total}"), lines.fresh("run")
         lines.do(f"br i1 {inside}, label %{run}, label %{self.exit}")
         lines.label(run)
-        names = self._parts(self.number, extents)
+        names = self._grid_indices(self.number, extents)
         outer = self.plan.grid if vector is None else self.plan.grid[:-1]
         for loop, name in zip(outer, names, strict=False):
             self.values.define(loop.index, (name,))
@@ -203,7 +203,7 @@ class DeviceEmitter(Emitter):
         else:
             self._elements(vector, names[-1], stop)
 
-    def _parts(self, number: str, extents: list[str]) -> list[str]:
+    def _grid_indices(self, number: str, extents: list[str]) -> list[str]:
         """An index for each extent of a number in the grid, by divisions of as few bits as do."""
         lines = self.values.lines
         if len(extents) < 2:
@@ -332,9 +332,7 @@ class DeviceEmitter(Emitter):
 
     def _is_divided(self, loop: For | Accumulate) -> bool:
         """Whether the threads of a team divide a loop."""
-        if not self._is_team_level():
-            return False
-        return loop.is_vector if isinstance(loop, For) else not has_loops(loop.body)
+        return self._is_team_level() and is_team_loop(loop)
 
     def _for(self, loop: For) -> None:
         if loop.kind == "unrolled":
@@ -404,7 +402,7 @@ class DeviceEmitter(Emitter):
         """A loop in steps of the team; what its threads carry, each its own part."""
         writes = written_buffers(loop.body)
 
-        def one(base: str, active: str, names: list[str], key: object) -> list[str]:
+        def step_values(base: str, active: str, names: list[str], key: object) -> list[str]:
             outer, self.in_vectors = self.in_vectors, True
             with self.values.step(loop.index, base, self.plan.width, active, writes, key):
                 results = write(names)
@@ -418,12 +416,12 @@ class DeviceEmitter(Emitter):
         stride = self.plan.team * self.plan.width
         steps = steps_of(loop.extent, self.plan.team, self.plan.width)
         if steps is not None and loop.extent.op == "const":
-            return self._steps(loop, steps, [name for _, name in carried], one)
+            return self._steps(loop, steps, [name for _, name in carried], step_values)
         stop = self.values.scalar(loop.extent)
         begins = [(kind.text, name) for kind, name in carried]
 
         def long_loop() -> list[str]:
-            return self._long(stop, stride, writes, begins, one)
+            return self._long(stop, stride, writes, begins, step_values)
 
         return self.guard_range("0", stop, writes, long_loop, begins)
 

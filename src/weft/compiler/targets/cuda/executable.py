@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from threading import RLock
 from time import perf_counter_ns
 from typing import Any
 
@@ -21,7 +20,7 @@ import numpy as np
 
 from weft.compiler.plan.launch import Sizes
 from weft.compiler.plan.program_plan import ProgramPlan, read_sizes, symbols_of
-from weft.compiler.targets.cuda.array import ArrayKind, CudaArray, compute_stream
+from weft.compiler.targets.cuda.array import RUN_LOCK, ArrayKind, CudaArray, compute_stream
 from weft.compiler.targets.cuda.binding import Binding
 from weft.compiler.targets.cuda.bound_program import (
     OBSERVERS,
@@ -34,7 +33,6 @@ from weft.compiler.targets.cuda.code import Code
 from weft.compiler.targets.cuda.device import Event, Stream
 from weft.compiler.targets.cuda.faults import fault_pages
 from weft.compiler.targets.target import Donation, Observer, Reuse, Span
-from weft.core.forks import wait_at_fork
 from weft.ir.graph import GraphNode
 
 Array = Any
@@ -42,9 +40,6 @@ BOUND = 16
 """How many sets of sizes a program keeps its launches for."""
 SMALL = 16
 """Bytes of numbers from the host up to which their copy on the card is kept."""
-RUN_LOCK = RLock()
-"""Cells are written, and launches put on the stream, by one thread at a time."""
-wait_at_fork(RUN_LOCK)
 
 
 @contextmanager

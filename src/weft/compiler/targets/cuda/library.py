@@ -84,7 +84,7 @@ def _expm1(x: Scalar) -> Scalar:
     return select(less(absolute(x), 0.35), select(equal(x, 0.0), x, near), exp(x) - 1.0)
 
 
-def _parts(x: Scalar) -> tuple[Scalar, Scalar]:
+def _power_and_mantissa(x: Scalar) -> tuple[Scalar, Scalar]:
     """x > 0 as 2ᵏ·m with m from √½ to √2: k as a float, and m."""
     tiny = less(x, 2.2250738585072014e-308)
     bits = bitcast(select(tiny, x * 2.0**54, x), int64)
@@ -93,7 +93,7 @@ def _parts(x: Scalar) -> tuple[Scalar, Scalar]:
     return whole, bitcast(bits - exponent, float64)
 
 
-def _special(x: Scalar, value: Scalar) -> Scalar:
+def _logarithm_at_edges(x: Scalar, value: Scalar) -> Scalar:
     """A logarithm's value at 0, at infinity, and of what has none."""
     value = select(less(x, INFINITY), value, x + x)
     below = select(equal(x, 0.0), const(-INFINITY, float64), NAN)
@@ -102,8 +102,8 @@ def _special(x: Scalar, value: Scalar) -> Scalar:
 
 def _logarithm(per_power: float, factor: float) -> Rule:
     def logarithm(x: Scalar) -> Scalar:
-        whole, m = _parts(x)
-        return _special(x, fma(whole, const(per_power, float64), log(m) * factor))
+        whole, m = _power_and_mantissa(x)
+        return _logarithm_at_edges(x, fma(whole, const(per_power, float64), log(m) * factor))
 
     return logarithm
 
@@ -117,7 +117,7 @@ def _log1p(x: Scalar) -> Scalar:
 
 def _pow(x: Scalar, y: Scalar) -> Scalar:
     """exp2(y·log₂ x) with the logarithm in two parts, as its error is multiplied by y."""
-    whole, m = _parts(absolute(x))
+    whole, m = _power_and_mantissa(absolute(x))
     high, low = _log2_in_parts(m)
     top = whole + high
     rest = (whole - top) + high + low
@@ -196,14 +196,14 @@ def _cosine_near(x: Scalar) -> Scalar:
     return top + ((1.0 - top) - half + _ascending_polynomial(square, *_COSINE) * square * square)
 
 
-def _circular(quarter: int) -> Rule:
-    def circular(x: Scalar) -> Scalar:
+def _circular_function(quarter: int) -> Rule:
+    def function_of_angle(x: Scalar) -> Scalar:
         rest, quadrant = _reduce_angle(x)
         quadrant = quadrant + quarter
         value = select(equal(quadrant & 1, 0), _sine_near(rest), _cosine_near(rest))
         return select(equal(quadrant & 2, 0), value, -value)
 
-    return circular
+    return function_of_angle
 
 
 def _tan(x: Scalar) -> Scalar:
@@ -482,11 +482,11 @@ def _sine_of_half_turns(x: Scalar) -> Scalar:
 
 FUNCTIONS: dict[str, Rule] = {
     "exp": exp, "exp2": _exp2, "expm1": _expm1, "log": log, "log2": _logarithm(1.0, _LOG2_E),
-    "log10": _logarithm(math.log10(2.0), _LOG10_E), "log1p": _log1p, "sin": _circular(0),
-    "cos": _circular(1), "tan": _tan, "asin": _asin, "acos": _acos, "atan": _atan, "atan2": _atan2,
-    "sinh": _sinh, "cosh": _cosh, "tanh": DOUBLE["tanh"], "asinh": _asinh, "acosh": _acosh,
-    "atanh": _atanh, "cbrt": _cbrt, "hypot": _hypot, "pow": _pow, "erf": _erf, "erfc": _erfc,
-    "lgamma": _lgamma,
+    "log10": _logarithm(math.log10(2.0), _LOG10_E), "log1p": _log1p, "sin": _circular_function(0),
+    "cos": _circular_function(1), "tan": _tan, "asin": _asin, "acos": _acos, "atan": _atan,
+    "atan2": _atan2, "sinh": _sinh, "cosh": _cosh, "tanh": DOUBLE["tanh"], "asinh": _asinh,
+    "acosh": _acosh, "atanh": _atanh, "cbrt": _cbrt, "hypot": _hypot, "pow": _pow, "erf": _erf,
+    "erfc": _erfc, "lgamma": _lgamma,
 }  # fmt: skip
 """The functions that are expressions, under their names in the C library."""
 BY_HAND = {"fmod": FMOD, "reduced_rest": REDUCED, "reduced_quadrant": REDUCED}

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 
-from weft.ir.loops import Accumulate, For, Statement, Store, expressions, walk, written_buffers
+from weft.core.records import frozen
+from weft.ir.loops import (
+    Accumulate,
+    For,
+    Let,
+    Statement,
+    Store,
+    expressions,
+    has_loops,
+    walk,
+    written_buffers,
+)
 from weft.ir.scalars import Buffer, Scalar, coefficient, nodes_in_order
 
 
@@ -45,7 +56,7 @@ def touches(buffer: Buffer, body: tuple[Statement, ...]) -> bool:
     return buffer in written_buffers(body) or buffer in buffers_read(body)
 
 
-def is_injective(offset: Scalar, loop: For, around: list[For | Accumulate]) -> bool:
+def is_injective(offset: Scalar, loop: For | Accumulate, around: list[For | Accumulate]) -> bool:
     """Whether no two iterations of a loop lead to one offset, by all loops' extents and steps."""
     spans: list[tuple[int, int]] = []
     for each in around:
@@ -64,6 +75,86 @@ def is_injective(offset: Scalar, loop: For, around: list[For | Accumulate]) -> b
             return False
         reach += step_size * (extent - 1)
     return True
+
+
+# --- who writes ----------------------------------------------------------------------------------
+
+
+@frozen
+class _StoreSite:
+    """A store in the body of a team: the loop whose elements its threads share, and those around.
+
+    divided: None where it stands outside of such loops, so that the team's leader writes.
+    """
+
+    store: Store
+    divided: For | Accumulate | None
+    around: tuple[For | Accumulate, ...]
+
+
+def contested_buffers(body: tuple[Statement, ...], grid: Sequence[For]) -> frozenset[Buffer]:
+    """Buffers of which several threads of a team may write one place, one after the other.
+
+    Element h of every loop that a team divides is the same thread's. So a place has one writer if
+    all stores that reach it are in such loops at the same offsets, or all outside of them.
+    """
+    sites: dict[Buffer, list[_StoreSite]] = {}
+    for site in _store_sites(body, ()):
+        sites.setdefault(site.store.buffer, []).append(site)
+    return frozenset(each for each, stores in sites.items() if not _has_one_writer(stores, grid))
+
+
+def _store_sites(
+    body: tuple[Statement, ...], around: tuple[For | Accumulate, ...]
+) -> Iterator[_StoreSite]:
+    for statement in body:
+        if isinstance(statement, Store):
+            yield _StoreSite(statement, None, around)
+        elif isinstance(statement, For | Accumulate):
+            if is_team_loop(statement):
+                inside = [each for each in walk(statement.body) if isinstance(each, Store)]
+                yield from (_StoreSite(store, statement, around) for store in inside)
+            else:
+                yield from _store_sites(statement.body, (*around, statement))
+
+
+def is_team_loop(loop: For | Accumulate) -> bool:
+    """Whether the threads of a team divide a loop that all of them come to."""
+    return loop.is_vector if isinstance(loop, For) else not has_loops(loop.body)
+
+
+def _has_one_writer(sites: list[_StoreSite], grid: Sequence[For]) -> bool:
+    if all(site.divided is None for site in sites):
+        return True
+    offsets: dict[int, set[Scalar]] = {}
+    for site in sites:
+        if site.divided is None:
+            return False
+        offsets.setdefault(id(site.divided), set()).add(site.store.offset)
+    first, *others = offsets.values()
+    if any(other != first for other in others):
+        return False
+    is_once = not others and not any(site.around for site in sites)
+    return is_once or all(_stays_with_its_thread(site, grid) for site in sites)
+
+
+def _stays_with_its_thread(site: _StoreSite, grid: Sequence[For]) -> bool:
+    """Whether no two iterations of the loops around a store give one place to different threads."""
+    offset, divided = site.store.offset, site.divided
+    assert divided is not None
+    if offset.buffers:
+        return False  # places that are data
+    changing = {each.index for each in site.around}
+    for each in walk(site.around[:1]):
+        if isinstance(each, Let):
+            changing.add(each.variable)
+        elif isinstance(each, Accumulate):
+            changing |= {update.variable for update in each.updates}
+    if not offset.variables & changing:
+        return True
+    inner = [each for each in walk((divided,)) if isinstance(each, For | Accumulate)]
+    loops = [*grid, *site.around, *inner]
+    return all(is_injective(offset, each, loops) for each in site.around)
 
 
 def multiple_of(x: Scalar, factor: int) -> bool:

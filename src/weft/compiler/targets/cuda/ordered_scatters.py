@@ -413,24 +413,32 @@ class _Combiner(_ScatterBuilder):
         """The thread's column of a row of an array."""
         return self.load(self.form.kind, self.cell(array, row))
 
-    def read_position(self, position: str) -> tuple[str, str, str]:
+    def read_position(self, position: str, before: str) -> tuple[str, str, str]:
         """The row at a sorted position, what the table holds there, and the update.
 
-        Behind the last position the row is -2, and the other two are not used.
+        The table is read where the row is another one than that before; other chunks may be
+        writing it elsewhere. Behind the last position the row is -2, and the rest is not used.
         """
         update = self.update_at(self.least(position, self.sub(self.end, 1)))
-        row = self.row_of(update)
-        held = self.element("%out", self.most(row, 0))
         exists = self.test("slt", position, self.end)
-        return self.select(exists, row, -2), held, self.element("%updates", update)
+        row = self.select(exists, self.row_of(update), -2)
+        begins, is_valid = self.test("ne", row, before), self.test("sge", row, 0)
+        reads = self.put(f"and i1 {begins}, {is_valid}", "i1")
+        value_cell = self.cell("%updates", update)
+        held_cell = self.choose_cell(reads, self.cell("%out", row), value_cell)
+        held, value = (self.load(self.form.kind, cell) for cell in (held_cell, value_cell))
+        return row, held, value
+
+    def choose_cell(self, condition: str, one: str, other: str) -> str:
+        """One of two addresses."""
+        return self.put(f"select i1 {condition}, ptr {one}, ptr {other}", "ptr")
 
     def store_row(self, row: str, total: str, is_part: str) -> None:
         """Write what was combined for a row: to the table, or to the chunk's row of `parts`."""
         is_valid = self.test("sge", row, 0)
         with self.when(is_valid):
             part, own = self.cell("%parts", self.group), self.cell("%out", row)
-            target = self.put(f"select i1 {is_part}, ptr {part}, ptr {own}", "ptr")
-            self.store(total, target, self.form.kind)
+            self.store(total, self.choose_cell(is_part, part, own), self.form.kind)
         is_wrong = self.test("eq", row, -1)
         self.report_unless(self.put(f"xor i1 {is_wrong}, true", "i1"))
 
@@ -469,7 +477,10 @@ def chunk_kernel(form: ScatterForm) -> TextKernel:
         is_part = out.variable("true", "i1")
         for start in range(0, CHUNK, AT_ONCE):
             positions = [out.add(out.first, number) for number in range(start, start + AT_ONCE)]
-            reads = [out.read_position(position) for position in positions]
+            reads, last = list[tuple[str, str, str]](), row.value
+            for position in positions:
+                reads.append(out.read_position(position, last))
+                last = reads[-1][0]
             for number, (found, held, value) in enumerate(reads):
                 with out.choose(out.test("eq", found, row.value)) as (is_same, is_new):
                     with is_same:

@@ -270,7 +270,7 @@ class WrittenKernel(Protocol):
 def _counter_memory(ordinal: int) -> Memory:
     stream = compute_stream(ordinal)
     memory = stream.allocate(COUNTERS)
-    stream.fill(memory, 0)
+    stream.fill(memory, b"\0", memory.count)
     return memory
 
 

@@ -31,7 +31,9 @@ from weft.compiler.targets.cuda.machine import WARP
 from weft.compiler.targets.cuda.memory_accesses import (
     accesses,
     buffers_read,
+    contested_buffers,
     is_injective,
+    is_team_loop,
     load_offsets,
     multiple_of,
     touches,
@@ -121,10 +123,11 @@ class Schedule:
 
     @cached_property
     def exchanged_buffers(self) -> frozenset[Buffer]:
-        """Memory that one thread of a team may write and another read."""
+        """Memory that one thread of a team may write and another read, or write anew."""
         if self.team == 1:
             return frozenset()
-        return (written_buffers(self.body) & buffers_read(self.body)) - frozenset(self.registers)
+        seen = written_buffers(self.body) & buffers_read(self.body)
+        return (seen | contested_buffers(self.body, self.grid)) - frozenset(self.registers)
 
     @cached_property
     def registers(self) -> dict[Buffer, Scalar]:
@@ -378,15 +381,11 @@ def _body_of_row(
 def team_loops(body: tuple[Statement, ...]) -> Iterator[For | Accumulate]:
     """The loops that a team divides: vector loops, and accumulations without loops inside."""
     for statement in body:
-        if isinstance(statement, For) and not statement.is_vector:
-            yield from team_loops(statement.body)
-        elif isinstance(statement, For):
-            yield statement
-        elif isinstance(statement, Accumulate):
-            if has_loops(statement.body):
-                yield from team_loops(statement.body)
-            else:
+        if isinstance(statement, For | Accumulate):
+            if is_team_loop(statement):
                 yield statement
+            else:
+                yield from team_loops(statement.body)
 
 
 def _team(loops: list[For | Accumulate], width: int) -> int:

@@ -55,7 +55,7 @@ class Thread:
     leads: Value  # the predicate that it is the warpgroup's first thread
 
     @classmethod
-    def of(cls, kernel: Kernel, thread: Value) -> Thread:
+    def of_number(cls, kernel: Kernel, thread: Value) -> Thread:
         """From the thread's number in its block."""
         index, lane = thread & 127, thread & 31
         row = (index >> 5) * 16 + (lane >> 2)
@@ -77,7 +77,7 @@ class Ring:
     parity: Value
 
     @classmethod
-    def of(cls, kernel: Kernel, barriers: Value, stages: int) -> Ring:
+    def at_first_stage(cls, kernel: Kernel, barriers: Value, stages: int) -> Ring:
         """A ring at its first stage."""
         stage, parity = kernel.variable("u32", 0, "stage"), kernel.variable("u32", 0, "parity")
         return cls(kernel, barriers, stages, stage, parity)

@@ -101,7 +101,7 @@ def backward_launch(
             fix="split the keys, and add the gradients",
         )
     count = units * sizes.key_heads * sizes.batch
-    return AttentionLaunch(min(count, multiprocessors), sizes.words)
+    return AttentionLaunch(min(count, multiprocessors), sizes.parameter_words)
 
 
 @frozen(slots=False)
@@ -151,9 +151,11 @@ class _Writer:
         self.queries, self.keys = kernel.parameter("queries"), kernel.parameter("keys")
         self.offset = kernel.parameter("offset")
         self.shared = kernel.shared_memory()
-        self.query_ring = Ring.of(kernel, self.shared + memory.query_ring, STAGES)
-        self.cotangent_ring = Ring.of(kernel, self.shared + memory.cotangent_ring, STAGES)
-        self.key_ring = Ring.of(kernel, self.shared + memory.key_ring, 1)
+        self.query_ring = Ring.at_first_stage(kernel, self.shared + memory.query_ring, STAGES)
+        self.cotangent_ring = Ring.at_first_stage(
+            kernel, self.shared + memory.cotangent_ring, STAGES
+        )
+        self.key_ring = Ring.at_first_stage(kernel, self.shared + memory.key_ring, 1)
         self.half_parity = kernel.variable("u32", 0, "half_parity")
         self._initialize()
         self.tiles = (self.queries + (self.tile - 1)) // self.tile
@@ -351,7 +353,7 @@ class _Writer:
 
     def _prepare_consumer(self) -> None:
         kernel, spec = self.kernel, self.spec
-        self.place = Thread.of(kernel, self.thread)
+        self.place = Thread.of_number(kernel, self.thread)
         self.leads_warp = self.place.lane.equals(0)
         self.true = self.warpgroup.equals(self.warpgroup)
         self.false = ~self.true

@@ -110,7 +110,7 @@ class AttentionSizes:
     mask_strides: tuple[int, int, int] = (0, 0, 0)  # from batch to batch, head to head, row to row
 
     @property
-    def words(self) -> dict[str, int]:
+    def parameter_words(self) -> dict[str, int]:
         """The numbers that kernels' parameters of these names get."""
         return {
             "batch": self.batch,

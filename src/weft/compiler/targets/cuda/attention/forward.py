@@ -102,7 +102,7 @@ def forward_launch(
     """The launch of a forward kernel."""
     rows = plan.consumers * _QUERIES
     tiles = math.ceil(sizes.queries / rows) * sizes.heads * sizes.batch
-    return AttentionLaunch(min(tiles, multiprocessors), sizes.words)
+    return AttentionLaunch(min(tiles, multiprocessors), sizes.parameter_words)
 
 
 class _Memory:
@@ -157,9 +157,11 @@ class _Writer:
         self.queries, self.keys = kernel.parameter("queries"), kernel.parameter("keys")
         self.offset = kernel.parameter("offset")
         self.shared = kernel.shared_memory()
-        self.query_ring = Ring.of(kernel, self.shared + memory.query_ring, memory.query_stages)
-        self.key_ring = Ring.of(kernel, self.shared + memory.key_ring, plan.stages)
-        self.value_ring = Ring.of(kernel, self.shared + memory.value_ring, plan.stages)
+        self.query_ring = Ring.at_first_stage(
+            kernel, self.shared + memory.query_ring, memory.query_stages
+        )
+        self.key_ring = Ring.at_first_stage(kernel, self.shared + memory.key_ring, plan.stages)
+        self.value_ring = Ring.at_first_stage(kernel, self.shared + memory.value_ring, plan.stages)
         with kernel.when(self.thread.equals(0)):
             for ring in (self.query_ring, self.key_ring, self.value_ring):
                 ring.initialize(4 * plan.consumers)
@@ -239,7 +241,7 @@ class _Writer:
 
     def _prepare_consumer(self) -> None:
         kernel, memory = self.kernel, self.memory
-        self.place = Thread.of(kernel, self.thread)
+        self.place = Thread.of_number(kernel, self.thread)
         self.leads_warp = self.place.lane.equals(0)
         self.true = self.warpgroup.equals(self.warpgroup)
         self.scores = kernel.registers("f32", "score", self.part_keys // 2)

@@ -186,7 +186,7 @@ class HiddenScores:
                 at_group = at(place, 64 * group)
                 kernel.do("ld.global.nc.v4.b32", braces(pairs), at_group, when=exists)
                 for j, pair in enumerate(self._transposed_pairs(pairs, quad)):
-                    numbers = self.mask.unpacked(pair)
+                    numbers = self.mask.pair_numbers(pair)
                     for t in (0, 1):
                         score = scores[4 * (4 * group + j) + 2 * h + t]
                         kernel.do("fma.rn.f32", score, score, self.spec.factor, numbers[t])

@@ -73,6 +73,7 @@ class HiddenWeights:
     def _read_truth(self, place: Value, exists: Value | None, number: Where) -> None:
         j, h, t = number
         flag = self.mask.truth(place, 8 * h * self.mask.item, exists)
+        # Bit 2 j + t of register h: the order in which a thread holds its weights.
         bits = self.seen_bits[h]
         self.kernel.assign(bits, bits | (flag << (2 * j + t)))
 
@@ -119,6 +120,7 @@ class HiddenWeights:
         step = kernel.let("u64", "mul.wide.u32", mask.strides[2], mask.item)
         whole_keys = where.first_key + self.tile_keys <= self.keys
         is_whole = whole_keys & (where.first_query + self.tile_queries <= self.queries)
+        # The code stands here twice: tiles inside of the mask, which are most, ask for no borders.
         for checks in (False, True):
             with kernel.when(~is_whole if checks else is_whole):
                 place = kernel.variable("u64", corner, "mask_place")
@@ -130,6 +132,7 @@ class HiddenWeights:
                                 inside = row + (8 * j + t) < self.queries
                                 exists = inside & (key + 8 * h < self.keys)
                             write(place, exists, (j, h, t))
+                        # From query 8 j to 8 j + 1, and from there to 8 (j + 1).
                         distance = step if t == 0 else step * 7
                         kernel.assign(place, place + distance)
 
@@ -156,10 +159,12 @@ class HiddenWeights:
         quad, key = self.place.column >> 1, lane >> 2
         for bits in self.seen_bits:
             kernel.assign(bits, 0)
+        # Each lane takes the bits of its own two queries from the lane that has read them.
         for j in range(self.tile_queries // 8):
             source = quad + 4 * (j % 8)
             both = kernel.let("u32", "shfl.sync.idx.b32", pairs[j // 8], source, 31, -1) >> key
             for h in (0, 1):
+                # The lower half is query t = 0, the upper one t = 1; h is 8 keys further.
                 two = ((both >> (8 * h)) & 1) | ((both >> (8 * h + 15)) & 2)
                 kernel.assign(self.seen_bits[h], self.seen_bits[h] | (two << (2 * j)))
 
@@ -184,11 +189,14 @@ class HiddenWeights:
             for h in (0, 1):
                 every = self.words.kept_nibble(number + 2 * h, self.spec.kept)
                 every = every << (member * 4)
+                # Lanes 4 and 8 apart hold the other keys of the block: after two exchanges each
+                # has all four nibbles, that of query m at bit 4 m.
                 for distance in (4, 8):
                     other = kernel.let("u32", "shfl.sync.bfly.b32", every, distance, 31, -1)
                     every = every | other
                 mine = every >> member
                 four = mine & 1
+                # `mine` has this lane's key of query m at bit 4 m, which goes to bit m.
                 for m in (1, 2, 3):
                     four = four | ((mine >> (3 * m)) & (1 << m))
                 kernel.assign(self.kept_bits[h], self.kept_bits[h] | (four << (pair * 4)))

@@ -123,9 +123,9 @@ class MaskReader:
             return pair
         word = kernel.variable("b32", 0)
         kernel.do("ld.global.nc.b32", word, at(address, offset), when=when)
-        return self.unpacked(word)
+        return self.pair_numbers(word)
 
-    def unpacked(self, pair: Value) -> list[Value]:
+    def pair_numbers(self, pair: Value) -> list[Value]:
         """The two numbers of a pair of 16 bits each."""
         return unpacked_pair(self.kernel, self.spec.mask, pair)
 

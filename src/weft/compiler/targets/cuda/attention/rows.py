@@ -93,7 +93,7 @@ def _finish_kernel(spec: AttentionSpec, kernel: Kernel) -> AttentionKernel:
 def before_launch(spec: AttentionSpec, sizes: AttentionSizes) -> AttentionLaunch:
     """The launch of the kernel before the pass."""
     lanes = row_numbers(spec, sizes) * spec.head // _VECTOR
-    return AttentionLaunch(math.ceil(lanes / _THREADS), sizes.words)
+    return AttentionLaunch(math.ceil(lanes / _THREADS), sizes.parameter_words)
 
 
 def before_kernel(spec: AttentionSpec) -> AttentionKernel:
@@ -150,7 +150,7 @@ def _store_rows(
 
 def pad_launch(spec: AttentionSpec, sizes: AttentionSizes) -> AttentionLaunch:
     """The launch of the kernel before the pass, where rows are summed already."""
-    return AttentionLaunch(math.ceil(row_numbers(spec, sizes) / _THREADS), sizes.words)
+    return AttentionLaunch(math.ceil(row_numbers(spec, sizes) / _THREADS), sizes.parameter_words)
 
 
 def pad_kernel(spec: AttentionSpec) -> AttentionKernel:
@@ -185,7 +185,7 @@ def pad_kernel(spec: AttentionSpec) -> AttentionKernel:
 
 def after_launch(spec: AttentionSpec, sizes: AttentionSizes) -> AttentionLaunch:
     """The launch of the kernel after the pass: a block for each half tile."""
-    return AttentionLaunch(2 * _tiles(spec, sizes), sizes.words)
+    return AttentionLaunch(2 * _tiles(spec, sizes), sizes.parameter_words)
 
 
 def after_kernel(spec: AttentionSpec) -> AttentionKernel:

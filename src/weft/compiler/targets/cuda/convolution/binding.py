@@ -87,7 +87,7 @@ class ConvolutionProduct:
         )
 
     @property
-    def words(self) -> dict[str, int]:
+    def window_words(self) -> dict[str, int]:
         """The numbers that the kernel is given beside those of a product."""
         counts = {f"count{k}": axis.count for k, axis in enumerate(self.placement.axes[::-1])}
         run = steps_of_part(self.placement.rows, self.parts)
@@ -117,7 +117,7 @@ def bind_convolution(binding: Binding, convolution: Launch) -> Run:
     spec = product.spec(a.type.dtype.name, out.type.dtype.name)
     kernel = chosen_kernel(product.geometry, spec, product.product_sizes, card.multiprocessors)
     how = launch(kernel, product.product_sizes, card.multiprocessors)
-    given = {"a": a, "b": b, "out": out}, product.shapes, {**product.words, **how.words}
+    given = {"a": a, "b": b, "out": out}, product.shapes, {**product.window_words, **how.words}
     windows = "b" if product.direction == WEIGHT_GRADIENT else "a"
     return written_kernel_run(
         binding, convolution, kernel, how.blocks, given, how.workspace_bytes, how.counters,

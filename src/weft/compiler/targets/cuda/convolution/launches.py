@@ -150,7 +150,7 @@ def _launch(
     parts: int = 1,
 ) -> Launch:
     """The launch of a direction; `element_strides` say how windows lie that overlap in memory."""
-    numbers = [parts, len(element_strides), *element_strides, *sizes.numbers()]
+    numbers = [parts, len(element_strides), *element_strides, *sizes.as_numbers()]
     return Launch(
         Kind.CONVOLUTION, "convolution", ("convolution", direction), (a, b, result), (result,),
         lambda _: numbers, one, one,

@@ -36,7 +36,7 @@ class Cut:
 def weight_gradient_cut(sizes: Sizes, multiprocessors: int, parts: int | None = None) -> Cut:
     """The cut with the least estimate in cycles; with as many parts as are given, if they are."""
     cuts = [
-        Cut(tile, parts or _parts(sizes, tile, multiprocessors))
+        Cut(tile, parts or _part_count(sizes, tile, multiprocessors))
         for tile in _TILES
     ]  # fmt: skip
     return min(cuts, key=lambda cut: _estimated_cycles(sizes, cut, multiprocessors))
@@ -51,7 +51,7 @@ def steps_of_part(places: int, parts: int) -> int:
     return ceil(ceil(places / _STEP) / parts)
 
 
-def _parts(sizes: Sizes, tile: tuple[int, int], multiprocessors: int) -> int:
+def _part_count(sizes: Sizes, tile: tuple[int, int], multiprocessors: int) -> int:
     """As many as run at once, each of some steps; none is empty."""
     steps = ceil(sizes.k / _STEP)
     wanted = max(1, min(multiprocessors // _tiles(sizes, tile), steps // _FEWEST_STEPS))

@@ -46,7 +46,7 @@ class ConvolutionSizes:
         """Whether windows are single elements, all of them in order."""
         return self.taps == 1 and self.out == self.size and not any(self.low)
 
-    def numbers(self) -> list[int]:
+    def as_numbers(self) -> list[int]:
         """All of it as one list, which `from_numbers` reads."""
         axes = (self.size, self.out, self.kernel, self.strides, self.low, self.dilation)
         return [self.images, self.channels, self.outputs, *(n for each in axes for n in each)]

@@ -142,11 +142,11 @@ def _fused_launch(node: GraphNode) -> Launch:
     return Launch(
         Kind.PRODUCT, f"dot+{len(graph.nodes) - 1}", symbol,
         (*node.operands, *node.results), node.results, fused.form.numbers, one, one,
-        in_place=tuple(_replaceable(node, fused)), computes=graph,
+        in_place=tuple(_replaceable_matrices(node, fused)), computes=graph,
     )  # fmt: skip
 
 
-def _replaceable(node: GraphNode, fused: Fused) -> Iterator[tuple[Variable, Variable]]:
+def _replaceable_matrices(node: GraphNode, fused: Fused) -> Iterator[tuple[Variable, Variable]]:
     """The result and each matrix that is read where the result is then stored."""
     [out] = [
         result for result, name in zip(node.results, fused.stored, strict=True) if name == "out"

@@ -128,7 +128,7 @@ def best_plan(
         with_most_stages(spec, Plan(*tile, stages=0, split=split))
         for tile in _TILES
         for split in ((False, True) if is_even else (False,))
-        if not split or _parts(spec, Plan(*tile, stages=0), sizes, multiprocessors) > 1
+        if not split or _tile_parts(spec, Plan(*tile, stages=0), sizes, multiprocessors) > 1
     ]
     if is_even:
         plans.append(with_most_stages(spec, Plan(128, 128, stages=0, alternate=True)))
@@ -147,13 +147,15 @@ def _plain_plan(spec: ProductSpec, sizes: Sizes, multiprocessors: int) -> Plan:
     plans = [Plan(side, side, stages=2, bulk=False, plain=True) for side in (128, 64)]
     if _counts(spec, plans[0], sizes)[0] < multiprocessors * _FEWEST_PLAIN:
         plans = plans[1:]
-    split = [replace(plan, split=_parts(spec, plan, sizes, multiprocessors) > 1) for plan in plans]
+    split = [
+        replace(plan, split=_tile_parts(spec, plan, sizes, multiprocessors) > 1) for plan in plans
+    ]
     return min(split, key=lambda plan: _plain_cycles(spec, plan, sizes, multiprocessors))
 
 
 def _plain_cycles(spec: ProductSpec, plan: Plan, sizes: Sizes, multiprocessors: int) -> float:
     """The estimate that plain plans are compared by."""
-    parts = _parts(spec, plan, sizes, multiprocessors) if plan.split else 1
+    parts = _tile_parts(spec, plan, sizes, multiprocessors) if plan.split else 1
     return _cycles_of_parts(spec, plan, sizes, multiprocessors, parts)
 
 
@@ -196,7 +198,7 @@ def estimated_cycles(
     if not plan.split:
         waves = math.ceil(tiles / multiprocessors)
         return _START_CYCLES + waves * (steps * step + epilogue)
-    parts = _parts(spec, plan, sizes, multiprocessors)
+    parts = _tile_parts(spec, plan, sizes, multiprocessors)
     moved = (1 + parts) * area * 4 / _PART_BYTES_PER_CYCLE
     return _START_CYCLES + math.ceil(steps / parts) * step + epilogue + _PART_CYCLES + moved
 
@@ -222,7 +224,7 @@ def _counts(spec: ProductSpec, plan: Plan, sizes: Sizes) -> tuple[int, int]:
     return tiles, math.ceil(sizes.k / depth)
 
 
-def _parts(spec: ProductSpec, plan: Plan, sizes: Sizes, multiprocessors: int) -> int:
+def _tile_parts(spec: ProductSpec, plan: Plan, sizes: Sizes, multiprocessors: int) -> int:
     """Parts of each tile, so that all of them run at once; plain ones may come one after another.
 
     Nobody waits for another part of a plain tile: who comes last adds all of them up.
@@ -246,7 +248,7 @@ def launch(kernel: ProductKernel, sizes: Sizes, multiprocessors: int = 132) -> L
     if not plan.split:
         stays = not (plan.plain or plan.warps)
         return Launch(min(tiles, multiprocessors) if stays else tiles, words)
-    parts = _parts(kernel.spec, plan, sizes, multiprocessors)
+    parts = _tile_parts(kernel.spec, plan, sizes, multiprocessors)
     words |= {"parts": parts, "run": math.ceil(steps / parts)}
     blocks = tiles * parts if plan.plain else min(tiles * parts, multiprocessors)
     workspace = tiles * parts * plan.tile_m * plan.tile_n * 4

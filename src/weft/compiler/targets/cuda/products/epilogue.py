@@ -82,10 +82,10 @@ class EpilogueLayout:
     def staged_blocks(self) -> int:
         """Blocks of 64 rows whose staged matrix is copied at once; of float32 it is one."""
         is_short = dtype_bytes(self.spec.output) == 2
-        return self.plan.blocks_of_rows if self.staged and is_short else 1
+        return self.plan.blocks_of_rows if self.staged_matrix and is_short else 1
 
     @property
-    def staged(self) -> Matrix | None:
+    def staged_matrix(self) -> Matrix | None:
         """The matrix whose tile is copied in bulk into the chunks of the result."""
         fits = self.plan.bulk and self.spec.aligned_output and self.chunks <= MOST_CHUNKS
         for matrix in self.spec.matrices if fits and not self.plan.split else []:
@@ -99,7 +99,7 @@ class EpilogueLayout:
         if not (self.plan.bulk and self.spec.aligned_output):
             return []
         names = [each.name for each in self.spec.outputs if each.dtype == self.spec.output]
-        return ["out"] if self.staged else [*names[-MOST_CHUNKS:]]
+        return ["out"] if self.staged_matrix else [*names[-MOST_CHUNKS:]]
 
     @property
     def slots_each(self) -> int:
@@ -114,7 +114,7 @@ class EpilogueLayout:
         Sums and masked loads need registers of their own, so they are made chunk by chunk.
         """
         sums = any(isinstance(step, Sum) for step in self.spec.epilogue)
-        loads = any(matrix != self.staged for matrix in self.spec.matrices)
+        loads = any(matrix != self.staged_matrix for matrix in self.spec.matrices)
         directs = len(self.bulk_outputs) < len(self.spec.outputs)
         return 1 if sums or loads or directs else self.slots_each
 
@@ -148,7 +148,7 @@ class EpilogueLayout:
         box = (self.chunk_columns, CHUNK_ROWS, 1)[: len(axes)]
         found: list[Parameter] = []
         for matrix in [*self.spec.outputs, *self.spec.matrices]:
-            if matrix.name in self.bulk_outputs or matrix == self.staged:
+            if matrix.name in self.bulk_outputs or matrix == self.staged_matrix:
                 found.append(TensorMap(matrix.name, matrix.dtype, axes, box))
             else:
                 strides = [f"{matrix.name}_stride"]
@@ -225,7 +225,7 @@ class WarpgroupEpilogue(DirectEpilogue):
             elif isinstance(operand, Scalar) and operand.name not in self._early:
                 place = self.values[operand.name]
                 self._early[operand.name] = [kernel.let("f32", "ld.global.f32", at(place))]
-        if self.layout.staged and block % self.layout.staged_blocks == 0:
+        if self.layout.staged_matrix and block % self.layout.staged_blocks == 0:
             with kernel.when(self.thread.leads):
                 self._copy_staged(tile)
 
@@ -244,7 +244,7 @@ class WarpgroupEpilogue(DirectEpilogue):
 
     def _copy_staged(self, tile: Tile) -> None:
         kernel, layout = self.kernel, self.layout
-        assert layout.staged is not None
+        assert layout.staged_matrix is not None
         kernel.do("cp.async.bulk.wait_group.read 0")
         size = layout.slots * CHUNK_BYTES
         kernel.do("mbarrier.arrive.expect_tx.shared::cta.b64", "_", at(self.arrival), size)
@@ -252,7 +252,7 @@ class WarpgroupEpilogue(DirectEpilogue):
             block, chunk = divmod(slot, layout.chunks)
             column, row, *rest = self._coordinates(tile, chunk)
             target = self.chunks + slot * CHUNK_BYTES
-            source = self.values[layout.staged.name]
+            source = self.values[layout.staged_matrix.name]
             coordinates = [column, row + CHUNK_ROWS * block, *rest]
             bulk_load(kernel, source, coordinates, target, self.arrival)
 
@@ -275,7 +275,7 @@ class WarpgroupEpilogue(DirectEpilogue):
         }
         self._pairs = {}
         self._spread_vectors()
-        if layout.staged and self._block % layout.staged_blocks == 0:
+        if layout.staged_matrix and self._block % layout.staged_blocks == 0:
             spin_until(self.kernel, self.arrival, self.parity)
             self.kernel.assign(self.parity, self.parity ^ 1)
         per_group = layout.group * layout.chunk_columns // 8 if layout.bulk_outputs else 8
@@ -310,7 +310,7 @@ class WarpgroupEpilogue(DirectEpilogue):
         if isinstance(operand, Constant):
             return super()._operand(tile, fragment, operand)
         if isinstance(operand, Matrix):
-            if operand != self.layout.staged:
+            if operand != self.layout.staged_matrix:
                 return super()._operand(tile, fragment, operand)
             place = self._chunk_place(fragment, self._first_slot("out"))
             if operand.dtype == "float32":
@@ -344,7 +344,7 @@ class WarpgroupEpilogue(DirectEpilogue):
 
     def _first_slot(self, name: str) -> int:
         place = self.layout.bulk_outputs.index(name)
-        if self.layout.staged:
+        if self.layout.staged_matrix:
             place = self._block % self.layout.staged_blocks
         return place * self.layout.slots_each
 
@@ -361,7 +361,9 @@ class WarpgroupEpilogue(DirectEpilogue):
     ) -> list[Fragment]:
         kernel, layout = self.kernel, self.layout
         first_slot = self._first_slot(name)
-        if not layout.staged:  # else the staged copy waited, and its tile lies in these chunks
+        if (
+            not layout.staged_matrix
+        ):  # else the staged copy waited, and its tile lies in these chunks
             # The last store out of these chunks must have been read; later ones may go on.
             later = len(layout.bulk_outputs) * layout.slots_each // layout.group - 1
             with kernel.when(self.thread.leads):

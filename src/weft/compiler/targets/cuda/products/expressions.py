@@ -228,7 +228,7 @@ def _divide(kernel: Kernel, x: Scalar, *operands: Operand) -> Value:
     return kernel.let("f32", "div.full.f32" if x.detail == "short" else "div.rn.f32", *operands)
 
 
-def _approximate(kernel: Kernel, x: Scalar, operand: Operand) -> Value:
+def _approximate_function(kernel: Kernel, x: Scalar, operand: Operand) -> Value:
     return kernel.let("f32", APPROXIMATE[x.op], operand)
 
 
@@ -252,7 +252,7 @@ _TABLE: dict[str, Rule] = {
     "not": _bits("not"),
     "shift_left": _bits("shl"),
     "select": _select,
-    **dict.fromkeys(APPROXIMATE, _approximate),
+    **dict.fromkeys(APPROXIMATE, _approximate_function),
 }
 _FLOATS_ONLY = frozenset({"divide", "fma", "sqrt"})
 

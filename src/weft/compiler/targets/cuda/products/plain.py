@@ -156,7 +156,7 @@ class _Operand:
             return kernel.let("f32", "cvt.f32.f16", value)
         return kernel.let("f32", "mov.b32", braces([kernel.variable("b16", 0), value]))
 
-    def numbers(self, depth: int, buffer: Value, first: Value) -> list[Value]:
+    def thread_values(self, depth: int, buffer: Value, first: Value) -> list[Value]:
         """What one thread multiplies at a depth: fours that are 64 rows apart."""
         kernel, line = self.kernel, 4 * (self.rows + _PADDING)
         place = self.place + buffer * (PLAIN_DEPTH * line) + first * 4
@@ -253,8 +253,8 @@ class _Writer:
             following = depth + PLAIN_DEPTH
             waiting = [operand.read(following, self.last_depth) for operand in operands]
             for inner in range(PLAIN_DEPTH):
-                left = operands[0].numbers(inner, buffer, row)
-                right = operands[1].numbers(inner, buffer, column)
+                left = operands[0].thread_values(inner, buffer, row)
+                right = operands[1].thread_values(inner, buffer, column)
                 for line, x in zip(sums, left, strict=True):
                     for total, y in zip(line, right, strict=True):
                         kernel.do("fma.rn.f32", total, x, y, total)

@@ -145,7 +145,7 @@ class ProductWriter:
         self.block = kernel.special("ctaid.x")
         self.m, self.n, self.k = (kernel.parameter(name) for name in ("m", "n", "k"))
         self.shared = kernel.shared_memory()
-        self.ring = Ring.of(kernel, self.shared + self.memory.ring, plan.stages)
+        self.ring = Ring.at_first_stage(kernel, self.shared + self.memory.ring, plan.stages)
         self._initialize()
         self.count_tiles()
         self.warpgroup = self.thread >> 7
@@ -300,7 +300,7 @@ class ProductWriter:
         self.true = self.warpgroup.equals(self.warpgroup)
         count = plan.blocks_of_rows * plan.tile_n // 2
         self.sums = kernel.registers("f32", "sum", count)
-        self.place = Thread.of(kernel, self.thread)
+        self.place = Thread.of_number(kernel, self.thread)
         self.barrier = self.warpgroup + 1
         places = (
             self.shared + memory.chunks + self.warpgroup * (layout.slots * CHUNK_BYTES),
