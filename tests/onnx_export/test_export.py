@@ -304,3 +304,45 @@ def test_a_size_that_may_be_no_other_is_said(tmp_path: Path) -> None:
     assert report.verification is not None
     assert report.verification.sizes == ({"n": 5},)
     assert "tried at one size alone" in " ".join(report.verification.notes)
+
+
+def test_what_a_call_changes_is_noted_because_a_file_has_no_state(tmp_path: Path) -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", wf.zeros(()))
+            self.weight = nn.Parameter(wf.ones((4,)))
+
+        def forward(self, x: wf.Tensor) -> wf.Tensor:
+            self.count += 1.0
+            return x * self.weight * self.count
+
+    counter = Counter()
+    report = export(counter, (numbers(3, 4),), tmp_path / "counter.onnx")
+    assert report.notes == (
+        "a call changes count here, and a file has no state: return the new value to have it",
+    )
+    assert counter.count.item() == 0.0
+
+
+def test_a_mean_over_no_axes_is_not_one_over_all(tmp_path: Path) -> None:
+    def centred(x: wf.Tensor) -> wf.Tensor:
+        return x - wf.mean(x) + wf.logsumexp(x)
+
+    export(wf.vmap(centred), (numbers(5),), tmp_path / "vector.onnx")
+    assert operators(wf.vmap(centred), numbers(5, 3), folder=tmp_path)["ReduceMean"] == 1
+
+
+def test_a_file_that_nothing_here_runs_is_refused_with_both_reasons(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    image = numbers(1, 1, 5, 5).astype("float64")  # no kernel, and a scan that runs backwards
+
+    def program(x: wf.Tensor) -> wf.Tensor:
+        rows = wf.conv2d(x, x[:, :, :2, :2])[0, 0]
+        return wf.scan(lambda a, b: (a + b, a * b), rows[0], rows, reverse=True)[1]
+
+    with pytest.raises(wf.CheckError, match="refuses to run the file") as caught:
+        export(program, (image,), tmp_path / "double.onnx")
+    assert "onnxruntime cannot run it" in caught.value.got
+    assert "verify=False" in caught.value.fix
+    assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Loops, branches and calls, and random bits.
+"""Loops, branches and calls.
 
 A loop's constants are not passed to its body: the body of an ONNX loop sees the values around it.
 
@@ -16,7 +16,7 @@ import numpy as np
 
 import weft as wf
 from weft.onnx.exporting.blocks import inline, write_nodes
-from weft.onnx.exporting.rules import program, refuse, rule
+from weft.onnx.exporting.rules import refuse, rule
 from weft.onnx.exporting.writing import Block, Writer
 
 
@@ -187,53 +187,6 @@ def _while(writer: Writer, node: Any, *operands: str) -> Sequence[str]:
     count = "" if limit is None else writer.number(limit, wf.int64)
     inputs = [count, start, *operands[consts:]]
     return writer.ops("Loop", inputs, len(body.outputs), body=inner.block)
-
-
-# --- random bits ---------------------------------------------------------------------------------
-
-_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
-_WEYL = 0x9E3779B9, 0xBB67AE85
-_ROUNDS = 10
-
-
-@program("random_bits")
-def _random_bits(
-    key: wf.Tensor, data: wf.Tensor, shape: Any, dtype: wf.DType, domain: int
-) -> wf.Tensor:
-    """Philox4x32 of ten rounds in uint64, the same bits as everywhere: blocks of four words."""
-    words: Any = dtype.bits // 32
-    for dim in shape:
-        words = words * dim
-    blocks = (words + 3) // 4
-    low = _number(0xFFFFFFFF)
-    numbers = wf.arange(blocks).astype(wf.uint64)  # [blocks]
-    data = wf.expand_dims(data, axis=-1)  # [..., 1]
-    parts = [numbers & low, _shift_right(numbers, 32) | _number(domain << 16)]
-    a, b, c, d = (*parts, data & low, _shift_right(data, 32))
-    keys = [wf.expand_dims(key[..., word], axis=-1).astype(wf.uint64) for word in (0, 1)]
-    for step in range(_ROUNDS):
-        first, second = a * _number(_MULTIPLIERS[0]), c * _number(_MULTIPLIERS[1])
-        turns = [
-            (k + _number(step * weyl & 0xFFFFFFFFFFFFFFFF)) & low
-            for k, weyl in zip(keys, _WEYL, strict=True)
-        ]
-        a, b = _shift_right(second, 32) ^ b ^ turns[0], second & low
-        c, d = _shift_right(first, 32) ^ d ^ turns[1], first & low
-    batch = data.shape[:-1]
-    columns = [wf.broadcast_to(word, (*batch, blocks)) for word in (a, b, c, d)]
-    flat = wf.reshape(wf.stack(columns, axis=-1), (*batch, 4 * blocks))[..., :words]
-    if dtype is wf.uint64:
-        pairs = wf.reshape(flat, (*batch, words // 2, 2))
-        flat = pairs[..., 0] | (pairs[..., 1] << _number(32))
-    return wf.reshape(flat, (*batch, *shape)).astype(dtype)
-
-
-def _number(value: int) -> wf.Tensor:
-    return wf.tensor(value, dtype=wf.uint64)
-
-
-def _shift_right(x: wf.Tensor, count: int) -> wf.Tensor:
-    return x >> _number(count)
 
 
 # --- primitives that no traced program has --------------------------------------------------------

@@ -48,8 +48,6 @@ direct("log", "Log")
 direct("sqrt", "Sqrt")
 direct("erf", "Erf")
 direct("sigmoid", "Sigmoid")
-direct("relu", "Relu", "f16 f32 f64 i32 i8")
-direct("pow", "Pow", ARITHMETIC)
 direct("divide", "Div", ARITHMETIC)
 
 
@@ -77,7 +75,15 @@ def _abs(writer: Writer, node: Any, x: str) -> str:
 
 @rule("sign")
 def _sign(writer: Writer, node: Any, x: str) -> str:
-    return as_types(writer, node, "Sign", [x], f"{ARITHMETIC} i8 i16 u8 u16 u32 u64")
+    # in float16 a runtime gives 0 for what is not a number
+    return as_types(writer, node, "Sign", [x], "f32 f64 i8 i16 i32 i64 u8 u16 u32 u64")
+
+
+@rule("relu")
+def _relu(writer: Writer, node: Any, x: str) -> str:
+    if node.results[0].type.dtype.kind in ("bool", "unsigned"):
+        return x
+    return as_types(writer, node, "Relu", [x], "f16 f32 f64 i8 i32")
 
 
 def _rounding(primitive: str, operator: str) -> None:
@@ -245,37 +251,6 @@ def _isfinite(writer: Writer, node: Any, x: str) -> str:
     return writer.op("Not", writer.op("Or", _isnan(writer, node, x), _isinf(writer, node, x)))
 
 
-@rule("remainder")
-def _remainder(writer: Writer, node: Any, x: str, y: str) -> str:
-    if not node.results[0].type.dtype.is_floating:
-        return as_types(writer, node, "Mod", [x, y], f"{ARITHMETIC} i8 i16 u8 u16 u32 u64")
-    dtype = node.results[0].type.dtype
-    wide = computed_in(dtype, "f32 f64")
-    a, b = writer.cast(x, dtype, wide), writer.cast(y, dtype, wide)
-    rest, zero = writer.op("Mod", a, b, fmod=1), writer.number(0, wide)
-    apart = writer.op("Less", writer.op("Mul", writer.op("Sign", rest), writer.op("Sign", b)), zero)
-    return writer.cast(writer.op("Where", apart, writer.op("Add", rest, b), rest), wide, dtype)
-
-
-@rule("floor_divide")
-def _floor_divide(writer: Writer, node: Any, x: str, y: str) -> str:
-    """The quotient of a whole multiple: x less its remainder, divided."""
-    dtype = node.results[0].type.dtype
-    if dtype is wf.uint64:
-        raise wf.Unsupported("runtimes do not divide uint64")
-    wide = computed_in(dtype, ARITHMETIC)
-    rest = writer.cast(_remainder(writer, node, x, y), dtype, wide)
-    a, b = writer.cast(x, dtype, wide), writer.cast(y, dtype, wide)
-    quotient = writer.op("Div", writer.op("Sub", a, rest), b)
-    return writer.cast(writer.op("Round", quotient) if dtype.is_floating else quotient, wide, dtype)
-
-
-@rule("fmod")
-def _fmod(writer: Writer, node: Any, x: str, y: str) -> str:
-    native = "f32 f64 i32 i64 i8 i16 u8 u16 u32 u64"
-    return as_types(writer, node, "Mod", [x, y], native, fmod=1)
-
-
 # --- programs ------------------------------------------------------------------------------------
 
 
@@ -304,14 +279,9 @@ def _cbrt(x: wf.Tensor) -> wf.Tensor:
     return wf.sign(x) * wf.abs(x) ** (1 / 3)
 
 
-@program("erfc")
-def _erfc(x: wf.Tensor) -> wf.Tensor:
-    return 1.0 - wf.erf(x)
-
-
 @program("exp2")
 def _exp2(x: wf.Tensor) -> wf.Tensor:
-    return wf.exp(x * math.log(2.0))
+    return 2.0**x
 
 
 @program("expm1")
@@ -325,7 +295,7 @@ def _expm1(x: wf.Tensor) -> wf.Tensor:
 def _log1p(x: wf.Tensor) -> wf.Tensor:
     """log(u) · x / (u - 1) with u = 1 + x, as it is rounded (Kahan)."""
     u = 1.0 + x
-    is_plain = (wf.equal(u, 1.0)) | wf.isinf(u)
+    is_plain = (wf.equal(u, 1.0)) | (wf.equal(u, wf.inf))
     return wf.where(
         is_plain,
         wf.where(wf.equal(u, 1.0), x, u),
@@ -351,7 +321,12 @@ def _logaddexp(x: wf.Tensor, y: wf.Tensor) -> wf.Tensor:
 
 @program("hypot")
 def _hypot(x: wf.Tensor, y: wf.Tensor) -> wf.Tensor:
-    return wf.sqrt(x * x + y * y)
+    """The longer leg times the length over it: squares of the legs may be too large, or 0."""
+    x, y = wf.abs(x), wf.abs(y)
+    long, short = wf.maximum(x, y), wf.minimum(x, y)
+    ratio = short / wf.where(wf.equal(long, 0), 1.0, long)
+    is_infinite = (wf.equal(x, wf.inf)) | (wf.equal(y, wf.inf))
+    return wf.where(is_infinite, wf.inf, long * wf.sqrt(1.0 + ratio * ratio))
 
 
 @program("signbit")
@@ -370,19 +345,20 @@ def _copysign(x: wf.Tensor, y: wf.Tensor) -> wf.Tensor:
 def _atan2(y: wf.Tensor, x: wf.Tensor) -> wf.Tensor:
     """The angle of a quotient, turned by π where x is negative; both zeros have a sign."""
     side = wf.where(_signbit(y), -1.0, 1.0).astype(x.dtype)
-    quotient = wf.atan(wf.abs(y) / wf.abs(x))
-    angle = wf.where(wf.equal(y, 0), 0.0, wf.where(wf.equal(x, 0), math.pi / 2, quotient))
+    rise, run = wf.abs(y), wf.abs(x)
+    of_equals = wf.where(wf.equal(rise, 0), 0.0, 1.0).astype(x.dtype)
+    angle = wf.atan(wf.where(wf.equal(rise, run), of_equals, rise / run))
     return side * wf.where(_signbit(x), math.pi - angle, angle)
 
 
 @program("xlogy")
 def _xlogy(x: wf.Tensor, y: wf.Tensor) -> wf.Tensor:
-    return wf.where(wf.equal(x, 0), 0.0, x * wf.log(wf.where(wf.equal(x, 0), 1.0, y)))
+    return wf.where(wf.equal(x, 0) & ~wf.isnan(y), 0.0, x * wf.log(y))
 
 
 @program("xlog1py")
 def _xlog1py(x: wf.Tensor, y: wf.Tensor) -> wf.Tensor:
-    return wf.where(wf.equal(x, 0), 0.0, x * wf.log1p(wf.where(wf.equal(x, 0), 0.0, y)))
+    return wf.where(wf.equal(x, 0) & ~wf.isnan(y), 0.0, x * wf.log1p(y))
 
 
 @program("conj")
@@ -400,22 +376,13 @@ def _imag(x: wf.Tensor) -> wf.Tensor:
     return wf.zeros_like(x)
 
 
-@rule("integer_pow")
-def _integer_pow(writer: Writer, node: Any, x: str) -> str:
-    dtype, exponent = node.results[0].type.dtype, node.params["exponent"]
-    if exponent == 2:
-        return as_types(writer, node, "Mul", [x, x], ARITHMETIC)
-    wide = computed_in(dtype, ARITHMETIC)
-    power = writer.op("Pow", writer.cast(x, dtype, wide), writer.number(exponent, wide))
-    return writer.cast(power, wide, dtype)
-
-
 # --- float64, which runtimes have fewer kernels for -----------------------------------------------
 
 
 @in_double("sinh")
 def _sinh(x: wf.Tensor) -> wf.Tensor:
-    return wf.where(wf.abs(x) < 0.5, _small_sinh(x), (wf.exp(x) - wf.exp(-x)) / 2)
+    grown, fallen = _half_exponentials(wf.abs(x))
+    return wf.where(wf.abs(x) < 0.5, _small_sinh(x), wf.sign(x) * (grown - fallen))
 
 
 def _small_sinh(x: wf.Tensor) -> wf.Tensor:
@@ -426,7 +393,14 @@ def _small_sinh(x: wf.Tensor) -> wf.Tensor:
 
 @in_double("cosh")
 def _cosh(x: wf.Tensor) -> wf.Tensor:
-    return (wf.exp(x) + wf.exp(-x)) / 2
+    grown, fallen = _half_exponentials(wf.abs(x))
+    return grown + fallen
+
+
+def _half_exponentials(size: wf.Tensor) -> tuple[wf.Tensor, wf.Tensor]:
+    """Half of exp(size), which may be finite where exp(size) is not, and half of exp(-size)."""
+    root = wf.exp(size / 2)
+    return root / 2 * root, wf.exp(-size) / 2
 
 
 @in_double("tan")
@@ -434,15 +408,23 @@ def _tan(x: wf.Tensor) -> wf.Tensor:
     return wf.sin(x) / wf.cos(x)
 
 
+_SQUARE_GROWS = 1e8
+"""From here on x² + 1 is x² in float64, and the square may be too large."""
+
+
 @in_double("asinh")
 def _asinh(x: wf.Tensor) -> wf.Tensor:
     size = wf.abs(x)
-    return wf.sign(x) * wf.log1p(size + size * size / (1 + wf.sqrt(size * size + 1)))
+    small = wf.minimum(size, _SQUARE_GROWS)
+    near = wf.log1p(small + small * small / (1 + wf.sqrt(small * small + 1)))
+    return wf.sign(x) * wf.where(size > _SQUARE_GROWS, wf.log(size) + math.log(2.0), near)
 
 
 @in_double("acosh")
 def _acosh(x: wf.Tensor) -> wf.Tensor:
-    return wf.log(x + wf.sqrt(x - 1) * wf.sqrt(x + 1))
+    small = wf.minimum(x, _SQUARE_GROWS)
+    near = wf.log(small + wf.sqrt(small - 1) * wf.sqrt(small + 1))
+    return wf.where(x > _SQUARE_GROWS, wf.log(x) + math.log(2.0), near)
 
 
 @in_double("atanh")
@@ -471,15 +453,6 @@ def _acos(x: wf.Tensor) -> Any:
 
 # --- no operator ---------------------------------------------------------------------------------
 
-_NO_OPERATOR = "ONNX has no operator for it, and a series of its own would be slow and less exact"
-refuse("digamma", _NO_OPERATOR)
-refuse("lgamma", _NO_OPERATOR)
-refuse("polygamma", _NO_OPERATOR)
-refuse("erfinv", _NO_OPERATOR)
-refuse("i0e", _NO_OPERATOR)
-refuse("i1e", _NO_OPERATOR)
-refuse("gamma_slope", _NO_OPERATOR)
-refuse("gamma_by_concentration", _NO_OPERATOR)
 refuse("nextafter", "it needs the bits of a number, which these opsets do not give")
 _NO_COMPLEX = "ONNX operators have no complex numbers"
 refuse("complex", _NO_COMPLEX)

@@ -23,6 +23,7 @@ from typing import Any
 
 import weft as wf
 from weft.onnx.exporting import control as control
+from weft.onnx.exporting import division as division
 from weft.onnx.exporting import elementwise as elementwise
 from weft.onnx.exporting import indexing as indexing
 from weft.onnx.exporting import joining as joining
@@ -31,6 +32,7 @@ from weft.onnx.exporting import products as products
 from weft.onnx.exporting import recognising as recognising
 from weft.onnx.exporting import recurrence as recurrence
 from weft.onnx.exporting import reductions as reductions
+from weft.onnx.exporting import special as special
 from weft.onnx.exporting.blocks import write_nodes
 from weft.onnx.exporting.programs import OP, Dynamic, Program, trace_program
 from weft.onnx.exporting.protos import MESSAGE_LIMIT, element_type, model_message, require_onnx
@@ -38,6 +40,8 @@ from weft.onnx.exporting.verifying import Verification, verify_file
 from weft.onnx.exporting.writing import LARGEST_OPSET, SMALLEST_OPSET, Block, Model, Node
 
 __all__ = ["Report", "export"]
+
+NO_STATE = "a file has no state: return the new value to have it"
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,8 @@ def export(
             os.replace(file, target.with_name(file.name))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    notes = (*model.notes, *(judged.notes if judged else ()))
+    writes = [f"a call changes {name} here, and {NO_STATE}" for name in program.written]
+    notes = (*model.notes, *writes, *(judged.notes if judged else ()))
     kinds = {renamed.get(name, name): kind for name, kind in model.root.block.outputs}
     return Report(
         target,

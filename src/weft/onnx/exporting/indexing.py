@@ -9,12 +9,18 @@ True
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import weft as wf
 from weft.onnx.exporting.movement import expand_value, pad_value, slice_value
-from weft.onnx.exporting.rules import computed_in, rule
+from weft.onnx.exporting.rules import (
+    as_sum,
+    computed_in,
+    rule,
+    summed_in,
+)
 from weft.onnx.exporting.writing import Writer
 
 __all__ = ["write_gather", "write_transposed"]
@@ -208,12 +214,13 @@ def _window_argmax(writer: Writer, node: Any, x: str) -> str:
 
 @rule("window_sum")
 def _window_sum(writer: Writer, node: Any, x: str) -> str:
-    """The mean times the count, or a convolution with ones where the window has holes."""
+    """The mean times the count, or a convolution with ones of integers or where there are holes."""
     dtype, shape, params = node.operands[0].type.dtype, node.operands[0].type.shape, node.params
-    wide = computed_in(dtype, "f16 f32 f64")
+    wide = summed_in(dtype, "f16 f32 f64", 1, math.prod(params["window"]))
     rank = len(params["window"])
     value, images = _as_image(writer, writer.cast(x, dtype, wide), shape, rank)
-    if all(step == 1 for step in params["dilation"]) and _fits(params):
+    has_mean = dtype.is_floating and all(step == 1 for step in params["dilation"])
+    if has_mean and _fits(params):
         attributes = _window_attributes(params)
         del attributes["dilations"]
         mean = writer.op("AveragePool", value, count_include_pad=1, **attributes)
@@ -223,7 +230,7 @@ def _window_sum(writer: Writer, node: Any, x: str) -> str:
         total = writer.op("Mul", mean, writer.number(count, wide))
     else:
         total = _by_ones(writer, value, images, shape[-rank:], wide, params, "Conv")
-    return writer.cast(_as_result(writer, node, total, rank), wide, dtype)
+    return as_sum(writer, _as_result(writer, node, total, rank), wide, dtype)
 
 
 def _by_ones(
@@ -246,14 +253,14 @@ def _by_ones(
 @rule("window_spread")
 def _window_spread(writer: Writer, node: Any, y: str) -> str:
     dtype, shape, params = node.operands[0].type.dtype, node.operands[0].type.shape, node.params
-    wide = computed_in(dtype, "f32 f64")
+    wide = summed_in(dtype, "f32 f64", 1, math.prod(params["window"]))
     rank = len(params["window"])
     value, images = _as_image(writer, writer.cast(y, dtype, wide), shape, rank)
     extra = _extra(shape[-rank:], params["spatial"], params["window"], params)
     total = _by_ones(
         writer, value, images, shape[-rank:], wide, params, "ConvTranspose", output_padding=extra
     )
-    return writer.cast(writer.reshape(total, node.results[0].type.shape), wide, dtype)
+    return as_sum(writer, writer.reshape(total, node.results[0].type.shape), wide, dtype)
 
 
 def _extra(
@@ -277,8 +284,8 @@ def _extra(
 def write_transposed(writer: Writer, node: Any, y: str, w: str, bias: str | None = None) -> str:
     """A transposed convolution, perhaps with a number added to each channel."""
     dtype, params = node.results[0].type.dtype, node.params
-    wide = computed_in(dtype, "f16 f32 f64")
-    kernel = node.operands[1].type.shape[2:]
+    results, _, *kernel = node.operands[1].type.shape
+    wide = summed_in(dtype, "f16 f32 f64", 2, math.prod(kernel) * results // params["groups"])
     extra = _extra(node.operands[0].type.shape[2:], params["spatial"], kernel, params)
     reach = [max(s, d) for s, d in zip(params["strides"], params["dilation"], strict=True)]
     too_far = [max(0, rest - limit + 1) for rest, limit in zip(extra, reach, strict=True)]
@@ -299,32 +306,39 @@ def write_transposed(writer: Writer, node: Any, y: str, w: str, bias: str | None
         padding = [(0, 0, 0), (0, 0, 0), *[(0, far, 0) for far in too_far]]
         small = [*shape[:2], *[s - far for s, far in zip(shape[2:], too_far, strict=True)]]
         value = pad_value(writer, value, small, padding, writer.number(0, wide))
-    return writer.cast(value, wide, dtype)
+    return as_sum(writer, value, wide, dtype)
 
 
 @rule("conv_weight_gradient")
 def _conv_weight_gradient(writer: Writer, node: Any, x: str, y: str) -> str:
-    """A convolution in which the batch takes the place of the channels."""
-    dtype, params = node.results[0].type.dtype, node.params
-    if params["groups"] != 1:
-        raise wf.Unsupported("the gradient of a grouped convolution's weight has no operator")
-    if node.operands[0].type.shape[0] == 0:
-        return expand_value(
-            writer, writer.number(0, dtype), wf.TensorType(dtype, ()), node.results[0].type.shape
+    """A convolution in which the batch takes the place of the channels, one batch per group."""
+    dtype, params, shape = node.results[0].type.dtype, node.params, node.results[0].type.shape
+    (batch, channels, *spatial), groups = node.operands[0].type.shape, params["groups"]
+    if batch == 0:
+        return expand_value(writer, writer.number(0, dtype), wf.TensorType(dtype, ()), shape)
+    terms = math.prod([batch, *node.operands[1].type.shape[2:]])
+    wide, rank = summed_in(dtype, "f32 f64", 2, terms), len(spatial)
+    swap = [1, 0, *range(2, 2 + rank)]
+    image, results = (writer.cast(each, dtype, wide) for each in (x, y))
+    if groups == 1:
+        image = writer.op("Transpose", image, perm=swap)
+    else:
+        parts = writer.reshape(image, [batch, groups, channels // groups, *spatial])
+        order = [2, 1, 0, *range(3, 3 + rank)]
+        image = writer.reshape(
+            writer.op("Transpose", parts, perm=order),
+            [channels // groups, groups * batch, *spatial],
         )
-    wide = computed_in(dtype, "f32 f64")
-    swap = [1, 0, *range(2, node.operands[0].type.ndim)]
     value = writer.op(
         "Conv",
-        writer.op("Transpose", writer.cast(x, dtype, wide), perm=swap),
-        writer.op("Transpose", writer.cast(y, dtype, wide), perm=swap),
+        image,
+        writer.op("Transpose", results, perm=swap),
         strides=list(params["dilation"]),
         dilations=list(params["strides"]),
         pads=_pads(params["padding"]),
-    )
+        group=groups,
+    )  # [channels of a group, results, ...]
     turned = writer.op("Transpose", value, perm=swap)
-    shape = node.results[0].type.shape
     found = [None] * len(shape)  # at least as large as the kernel
-    return writer.cast(
-        slice_value(writer, turned, found, [0] * len(shape), shape, [1] * len(shape)), wide, dtype
-    )
+    kernel = slice_value(writer, turned, found, [0] * len(shape), shape, [1] * len(shape))
+    return as_sum(writer, kernel, wide, dtype)

@@ -7,13 +7,23 @@ True
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Sequence
 from typing import Any
 
 import weft as wf
 from weft.onnx.exporting.movement import expand_value
-from weft.onnx.exporting.rules import INLINE, computed_in, program, refuse, rule
+from weft.onnx.exporting.randomness import DRAW, random_words
+from weft.onnx.exporting.rules import (
+    INLINE,
+    as_sum,
+    computed_in,
+    program,
+    refuse,
+    rule,
+    summed_in,
+)
 from weft.onnx.exporting.writing import Writer
 
 __all__ = ["matrix_product", "write_convolution"]
@@ -79,7 +89,8 @@ def _equation(node: Any) -> str:
 def write_convolution(writer: Writer, node: Any, x: str, w: str, bias: str | None = None) -> str:
     """A convolution, perhaps with a number added to each channel."""
     dtype, params = node.operands[0].type.dtype, node.params
-    wide = computed_in(dtype, "f16 f32 f64")
+    terms = math.prod(node.operands[1].type.shape[1:])
+    wide = summed_in(dtype, "f16 f32 f64", 2, terms)
     given = [x, w] if bias is None else [x, w, bias]
     value = writer.op(
         "Conv",
@@ -90,7 +101,7 @@ def write_convolution(writer: Writer, node: Any, x: str, w: str, bias: str | Non
         group=params["groups"],
         kernel_shape=list(node.operands[1].type.shape[2:]),
     )
-    return writer.cast(value, wide, dtype)
+    return as_sum(writer, value, wide, dtype)
 
 
 # --- attention -----------------------------------------------------------------------------------
@@ -187,14 +198,18 @@ def _formula(
     lse = wf.where(wf.isneginf(top), -wf.inf, top + wf.log(total))
     if guarded:
         total = wf.where(wf.equal(total, 0), 1.0, total)
-    if kept < 1:
-        powers = _kept_powers(powers, more[-2], more[-1], kept)
-    out = (powers / total) @ v
+    out = (_drop(powers, more[-2:] if kept < 1 else (), kept) / total) @ v
     return out.astype(dtype), wf.squeeze(lse, axis=-1)
 
 
-def _kept_powers(powers: wf.Tensor, key: wf.Tensor, data: wf.Tensor, kept: float) -> wf.Tensor:
-    raise wf.Unsupported("dropout of attention is part of training")
+def _drop(x: wf.Tensor, drawn_by: Sequence[wf.Tensor], kept: float) -> wf.Tensor:
+    """[..., heads, queries, keys] with the factors of dropout, drawn as Weft draws them."""
+    if not drawn_by:
+        return x
+    key, data = drawn_by
+    words = random_words(key, data, x.shape[data.ndim :], wf.uint32, DRAW)
+    drawn = (words >> 8).astype(wf.float32) * 2.0**-24
+    return wf.where(drawn < kept, x / kept if kept else x * 0.0, 0.0)
 
 
 @program("attention_gradient")
@@ -202,8 +217,8 @@ def _attention_gradient(
     *operands: wf.Tensor, offset: Any, scale: float, guarded: bool, kept: float = 1.0
 ) -> tuple[wf.Tensor, ...]:
     """Probabilities again from the scores and lse, and from them the gradients of q, k and v."""
-    if kept < 1:
-        raise wf.Unsupported("dropout of attention is part of training")
+    drawn_by = operands[-2:] if kept < 1 else ()
+    operands = operands[: len(operands) - len(drawn_by)]
     dtype, shared = operands[0].dtype, operands[1].shape[-3]
     wide = [x.astype(wf.float32) if x.dtype.itemsize == 2 else x for x in operands]
     q, k, v, lse, ct, delta, *mask = wide
@@ -213,8 +228,8 @@ def _attention_gradient(
     scores = _scores(q, k, mask[0] if mask else None, offset, scale)
     lse, delta = wf.expand_dims(lse, axis=-1), wf.expand_dims(delta, axis=-1)
     weights = wf.exp(scores - (wf.where(wf.isneginf(lse), 0.0, lse) if guarded else lse))
-    dscores = weights * (ct @ v.mT - delta) * scale
-    dk, dv = dscores.mT @ q, weights.mT @ ct
+    dscores = weights * (_drop(ct @ v.mT, drawn_by, kept) - delta) * scale
+    dk, dv = dscores.mT @ q, _drop(weights, drawn_by, kept).mT @ ct
     if group > 1:  # all heads of a group add to the one that they share
         dk, dv = (
             wf.sum(wf.reshape(x, (*x.shape[:-3], shared, group, *x.shape[-2:])), axis=-3)

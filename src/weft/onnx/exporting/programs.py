@@ -41,6 +41,8 @@ class Program:
     structure: Any
     places: list[int]
     """Where among the leaves of the arguments the inputs are."""
+    written: list[str]
+    """The inputs, parameters and buffers that a call leaves changed, which a file cannot do."""
 
     def arguments(self, inputs: Sequence[Any]) -> Any:
         """The arguments of a call with these inputs."""
@@ -77,13 +79,14 @@ def trace_program(f: Callable[..., Any], args: Any, dynamic: Dynamic) -> Program
             values[place] = tensor
         result = f(*wf.tree.unflatten(structure, values))
         outputs[:] = _output_names(result)
-        return result
+        return result, {name: state[name] for name in held}, list(inputs)
 
     kinds = {name: tensor.type for name, tensor in state.items()}
     with _in_inference(modules):
         graph = wf.ir.trace(run, kinds, list(types.values()))
     ordered = {name: state[name] for name in sorted(state)}
     _refuse_fixed_sizes(types, graph.input_types[len(state) :])
+    graph, written = _without_writes(graph, len(outputs), [*ordered, *types])
     return Program(
         clean_graph(graph),
         ordered,
@@ -94,7 +97,20 @@ def trace_program(f: Callable[..., Any], args: Any, dynamic: Dynamic) -> Program
         leaves,
         structure,
         places,
+        written,
     )
+
+
+def _without_writes(graph: Any, count: int, names: Sequence[str]) -> tuple[Any, list[str]]:
+    """A graph with its first results alone, and the inputs that its other results do not keep."""
+    makers = {result: node for node in graph.nodes for result in node.results}
+    written = []
+    for name, before, after in zip(names, graph.inputs, graph.outputs[count:], strict=True):
+        maker: Any = makers.get(after)  # of a parameter, the copy with which the call began
+        is_copy = maker is not None and maker.primitive.name == "broadcast_to"
+        if after is not before and not (is_copy and maker.operands[0] is before):
+            written.append(name)
+    return wf.ir.Graph(graph.inputs, graph.nodes, graph.outputs[:count]), written
 
 
 # --- inputs and outputs --------------------------------------------------------------------------

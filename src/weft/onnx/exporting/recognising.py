@@ -132,7 +132,10 @@ def _activation(
     """An operator of one operand whose type is that of its result."""
 
     def write(writer: Writer, node: Any, values: Sequence[str], numbers: Sequence[float]) -> str:
-        return writer.op(operator, *values, **attributes(numbers))
+        dtype = node.results[0].type.dtype
+        wide = _dtype_of_powers(operator, dtype)
+        inputs = [writer.cast(value, dtype, wide) for value in values]
+        return writer.cast(writer.op(operator, *inputs, **attributes(numbers)), wide, dtype)
 
     def propose(view: View, node: Any) -> Iterator[Choice]:
         kind = node.results[0].type
@@ -140,6 +143,15 @@ def _activation(
             yield Choice(f"{operator} {attributes((0.5, 0.5))}", program, [kind], write, opset)
 
     candidate(propose)
+
+
+def _dtype_of_powers(operator: str, dtype: wf.DType) -> wf.DType:
+    """The dtype that an operator is written in: exp(11.1) is infinite in float16 already.
+
+    A runtime without a kernel for float16 takes the definition of these, which has such powers.
+    """
+    has_powers = operator in ("Softplus", "Mish", "ReduceLogSumExp")
+    return wf.float32 if has_powers and dtype is wf.float16 else dtype
 
 
 def _first(name: str) -> Callable[[Sequence[float]], dict[str, Any]]:
@@ -207,9 +219,14 @@ def _behind_shape(view: View, atom: Any, name: str) -> Any:
 
 
 def _write_reduction(operator: str, axes: Sequence[int], keep: bool) -> Callable[..., str]:
-    return lambda writer, node, values, numbers: writer.op(
-        operator, *values, writer.integers(*axes), keepdims=int(keep)
-    )
+    def write(writer: Writer, node: Any, values: Sequence[str], numbers: Sequence[float]) -> str:
+        dtype = node.results[0].type.dtype
+        wide = _dtype_of_powers(operator, dtype)
+        x = writer.cast(values[0], dtype, wide)
+        reduced = writer.op(operator, x, writer.integers(*axes), keepdims=int(keep))
+        return writer.cast(reduced, wide, dtype)
+
+    return write
 
 
 @candidate
@@ -220,8 +237,8 @@ def _mean(view: View, node: Any) -> Iterator[Choice]:
     if total is None or total.operands[0].type.dtype not in FLOATS:
         return
     kind, axes = total.operands[0].type, total.params["axes"]
-    if any(kind.shape[axis] == 0 for axis in axes):  # runtimes differ on the mean of nothing
-        return
+    if not axes or any(kind.shape[axis] == 0 for axis in axes):
+        return  # no axes are all of them in ONNX, and runtimes differ on the mean of nothing
     for keep in (False, True):
         yield Choice(
             f"mean {axes} {keep}",
@@ -243,7 +260,7 @@ def _logsumexp(view: View, node: Any) -> Iterator[Choice]:
     if total is None or total.operands[0].type.dtype not in FLOATS:
         return
     kind, axes = total.operands[0].type, total.params["axes"]
-    for keep in (False, True):
+    for keep in (False, True) if axes else ():
         yield Choice(
             f"logsumexp {axes} {keep}",
             lambda x, keep=keep: wf.logsumexp(x, axis=axes, keepdims=keep),

@@ -7,17 +7,26 @@ True
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import weft as wf
-from weft.onnx.exporting.rules import computed_in, program, rule, signed_order, unsigned_order
+from weft.onnx.exporting.rules import (
+    Rule,
+    computed_in,
+    inlined_program,
+    program,
+    rule,
+    signed_order,
+    unsigned_order,
+)
 from weft.onnx.exporting.writing import Writer
 
 COUNTED = 256
 """The most elements that a value is compared with one by one, where its place is searched."""
 
 
-def _reduction(primitive: str, operator: str, native: str) -> None:
+def _reduction(primitive: str, operator: str, native: str) -> Rule:
     def write(writer: Writer, node: Any, x: str) -> str:
         dtype, axes = node.operands[0].type.dtype, node.params["axes"]
         if not axes:
@@ -31,13 +40,31 @@ def _reduction(primitive: str, operator: str, native: str) -> None:
             return unsigned_order(writer, value, dtype)
         return writer.cast(value, wide, node.results[0].type.dtype)
 
-    rule(primitive)(write)
+    return rule(primitive)(write)
 
 
 _reduction("reduce_sum", "ReduceSum", "f16 f32 f64 i32 i64")
-_reduction("reduce_prod", "ReduceProd", "f16 f32 f64 i32 i64")
+_write_float_product = _reduction("reduce_prod", "ReduceProd", "f16 f32 f64")
 _reduction("reduce_max", "ReduceMax", "f16 f32 f64 i8 i32 i64")
 _reduction("reduce_min", "ReduceMin", "f16 f32 f64 i8 i32 i64")
+
+
+@rule("reduce_prod")
+def _product(writer: Writer, node: Any, x: str) -> str | Sequence[str]:
+    """Of integers step by step: runtimes cut a product that an integer does not hold."""
+    if node.operands[0].type.dtype.is_floating or not node.params["axes"]:
+        return _write_float_product(writer, node, x)
+    return inlined_program(_integer_product)(writer, node, x)
+
+
+def _integer_product(x: wf.Tensor, axes: Sequence[int]) -> wf.Tensor:
+    def step(total: wf.Tensor, row: wf.Tensor) -> tuple[wf.Tensor, wf.Tensor]:
+        return total * row, total
+
+    for axis in sorted(axes, reverse=True):
+        rows = wf.moveaxis(x, axis, 0)
+        x = wf.scan(step, wf.ones(rows.shape[1:], dtype=x.dtype), rows)[0]
+    return x
 
 
 def _truth_reduction(primitive: str, operator: str) -> None:

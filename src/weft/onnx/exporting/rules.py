@@ -21,14 +21,17 @@ from weft.onnx.exporting.writing import Writer
 __all__ = [
     "RULES",
     "Rule",
+    "as_sum",
     "as_types",
     "computed_in",
     "direct",
     "in_double",
+    "inlined_program",
     "program",
     "refuse",
     "rule",
     "signed_order",
+    "summed_in",
     "unsigned_order",
 ]
 
@@ -39,6 +42,9 @@ RULES: dict[str, Rule | wf.Unsupported] = {}
 FLOATS = "f16 f32 f64"
 ARITHMETIC = "f16 f32 f64 i32 i64"
 """The dtypes that runtimes compute sums and products in; others are converted and back."""
+
+MANY_TERMS = 1 << 20
+"""How many terms a sum of unknown length is taken to have at most."""
 
 _WIDER: dict[str, str] = {
     "bool": "u8 i32 i64 f32",
@@ -118,6 +124,31 @@ def computed_in(dtype: wf.DType, native: str) -> wf.DType:
     return _BY_SHORT[wider[0]]
 
 
+def summed_in(dtype: wf.DType, native: str, factors: int, terms: Any) -> wf.DType:
+    """The dtype in which an operator for floats adds up terms, each a product of some factors.
+
+    For integers it is a float that holds every such sum whole.
+
+    >>> summed_in(wf.int8, FLOATS, 2, 27), summed_in(wf.int16, FLOATS, 2, 27)
+    (weft.float32, weft.float64)
+    """
+    if dtype.is_floating or dtype.is_complex:
+        return computed_in(dtype, native)
+    count = terms if isinstance(terms, int) else MANY_TERMS
+    bits = factors * (dtype.bits - (dtype.kind == "signed")) + max(count, 1).bit_length()
+    for wide, digits in ((wf.float32, 24), (wf.float64, 53)):
+        if bits <= digits:
+            return wide
+    raise wf.Unsupported(f"there is no operator for {dtype.name}, and floats would round it")
+
+
+def as_sum(writer: Writer, value: str, wide: wf.DType, dtype: wf.DType) -> str:
+    """What was added up in another dtype, in its own: an integer's last bits, as integers have."""
+    if dtype.is_floating:
+        return writer.cast(value, wide, dtype)
+    return writer.cast(writer.op("Cast", value, to=wf.int64), wf.int64, dtype)
+
+
 def signed_order(writer: Writer, value: str, dtype: wf.DType) -> tuple[str, wf.DType]:
     """A value that is ordered as it was: uint64, which runtimes do not order, as int64."""
     if dtype is not wf.uint64:
@@ -138,7 +169,7 @@ def program(primitive: str) -> Callable[[Callable[..., Any]], Callable[..., Any]
     """Register the Weft program that a primitive is written as: f(*operands, **params)."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        RULES[primitive] = _inlined_program(function)
+        RULES[primitive] = inlined_program(function)
         return function
 
     return register
@@ -150,7 +181,7 @@ def in_double(primitive: str) -> Callable[[Callable[..., Any]], Callable[..., An
     assert not isinstance(single, wf.Unsupported)
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        double = _inlined_program(function)
+        double = inlined_program(function)
 
         def write(writer: Writer, node: Any, *operands: str) -> str | Sequence[str]:
             is_double = node.operands[0].type.dtype is wf.float64
@@ -162,7 +193,7 @@ def in_double(primitive: str) -> Callable[[Callable[..., Any]], Callable[..., An
     return register
 
 
-def _inlined_program(function: Callable[..., Any]) -> Rule:
+def inlined_program(function: Callable[..., Any]) -> Rule:
     """The rule that traces a program for the types of a node and writes it in its place."""
 
     def write(writer: Writer, node: Any, *operands: str) -> Sequence[str]:

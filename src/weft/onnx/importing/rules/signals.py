@@ -20,7 +20,7 @@ def _complex(x: Tensor) -> Tensor:
     return x[..., 0] if x.shape[-1] == 1 else x[..., 0] + 1j * x[..., 1]
 
 
-def _parts(x: Tensor, dtype: Any) -> Tensor:
+def _real_and_imaginary(x: Tensor, dtype: Any) -> Tensor:
     return wf.stack([wf.real(x), wf.imag(x)], axis=-1).astype(dtype)
 
 
@@ -34,7 +34,7 @@ def _transform(call: Call, x: Tensor, count: Any, axis: int) -> Tensor:
         key = [slice(None)] * out.ndim
         key[axis] = slice(0, count // 2 + 1)
         out = out[tuple(key)]
-    return _parts(out, x.dtype)
+    return _real_and_imaginary(out, x.dtype)
 
 
 def _length(value: Array | None, default: Any) -> Any:
@@ -73,7 +73,7 @@ def short_time_fourier(
     signal = signal.reshape((x.shape[0], frames, size))
     signal = signal if window is None else signal * window
     out = wf.fft.fft(signal, axis=-1)
-    return _parts(out[..., : size // 2 + 1] if call["onesided"] else out, x.dtype)
+    return _real_and_imaginary(out[..., : size // 2 + 1] if call["onesided"] else out, x.dtype)
 
 
 @rule("MelWeightMatrix", known=(0, 1, 2, 3, 4))
