@@ -8,12 +8,16 @@ started by `weft launch` with this interpreter, PyTorch's with the one that is n
 `overlap` says how much of the time of collectives is hidden: the seconds that a step spends in
 launches of collectives, with overlap and without, in turns in the same processes. `split` compares
 ZeRO 3 with FSDP: seconds of a step, and bytes of parameters and state that a process holds.
+`recovery` kills one of three processes in a training: the seconds until the others train again.
+
+Each row of steps has the loss that the last step gave, over the whole batch, of both sides.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -46,6 +50,8 @@ def main() -> None:
         numbers = measure(options)
         if numbers is not None:
             print("RESULT", json.dumps(numbers), flush=True)
+        if options.worker == "torch":
+            leave_torch_group()
         return
     compare(options)
 
@@ -55,12 +61,12 @@ def arguments() -> Namespace:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--torch", default=".venv-bench/bin/python", help="its interpreter")
     parser.add_argument(
-        "--works", default="sums,gpt,resnet,overlap,split", help="which, joined by commas"
+        "--works", default="sums,gpt,resnet,overlap,split,recovery", help="which, with commas"
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
-    parser.add_argument("--json", help="write the numbers here, too")
+    parser.add_argument("--json", help="write the numbers here; else beside the other results")
     parser.add_argument("--worker", choices=["weft", "torch"])
     parser.add_argument("--work", default="gpt")
     parser.add_argument("--model", default="gpt", help="that of `overlap` and `split`")
@@ -103,6 +109,8 @@ def in_weft(options: Namespace) -> Any:
         return found if rank == 0 else None
     if options.work == "overlap":
         return weft_overlap(options, rank, size)
+    if options.work == "recovery":
+        return weft_recovery(rank)
     workload, task = share_of_task(options, rank, size)
     from suite import with_weft
 
@@ -113,8 +121,38 @@ def in_weft(options: Namespace) -> Any:
         task, net, distributed.data_parallel(optimizer), loss, data
     )
     step = workload.sides["weft"](task)
-    spans = times(lambda: wf.tree.map_tree(lambda x: x.numpy(), step()), options.steps)
-    return {"seconds": statistics.median(spans)} if rank == 0 else None
+    results: list[Any] = []
+    spans = times(
+        lambda: results.append(wf.tree.map_tree(lambda x: x.numpy(), step())), options.steps
+    )
+    losses = distributed.gather_objects(loss_of(results[-1]))
+    row = {"seconds": statistics.median(spans), "loss": statistics.fmean(losses)}
+    return row if rank == 0 else None
+
+
+def loss_of(result: Any) -> float:
+    """The loss among what a step gives: its first number."""
+    first = result[0] if isinstance(result, (list, tuple)) else result
+    return float(np.asarray(first).reshape(-1)[0])
+
+
+def weft_recovery(rank: int) -> dict[str, float] | None:
+    """The seconds from the error that tells of a killed process to a group with its state."""
+    import weft as wf
+    from weft import distributed
+
+    model = wf.nn.Linear(512, 512)
+    optimizer = distributed.data_parallel(wf.optim.AdamW(model.parameters()))
+    data = wf.data.ArrayDataset(np.ones((96, 512), np.float32), np.ones((96, 512), np.float32))
+    recovery = distributed.Recovery(model, optimizer, wf.data.DataLoader(data, batch_size=12), 4)
+    step = wf.jit(lambda m, o, x, y: o.minimize(((m(x) - y) ** 2).mean()))
+    for x, y in recovery:
+        with recovery.step():
+            if rank == 1 and recovery.steps == 9:
+                os.kill(os.getpid(), signal.SIGKILL)
+            step(model, optimizer, x, y)
+    (_, seconds), *_ = recovery.losses
+    return {"seconds": seconds, "steps": recovery.steps} if rank == 0 else None
 
 
 def weft_sums(options: Namespace) -> dict[str, list[float]]:
@@ -202,14 +240,16 @@ def weft_split(options: Namespace, workload: Any, task: Any) -> dict[str, Any] |
 
     with_weft.training = training
     step = workload.sides["weft"](task)
-    spans = times(lambda: step().numpy(), options.steps)
+    results: list[Any] = []
+    spans = times(lambda: results.append(step().numpy()), options.steps)
+    losses = distributed.gather_objects(loss_of(results[-1]))
     optimizer = held["optimizer"]
     state = [value for slots in optimizer.state for value in slots.values() if value.ndim]
     own = sum(t.size * t.dtype.itemsize for t in [*optimizer.parameters, *state])
     kept = sum(t.size * t.dtype.itemsize for t in optimizer.parameters)
     whole = held["whole"] * own / kept
     row = {"seconds": statistics.median(spans), "held": own, "whole": whole, "rss": peak_memory()}
-    return row if distributed.rank() == 0 else None
+    return {**row, "loss": statistics.fmean(losses)} if distributed.rank() == 0 else None
 
 
 def peak_memory() -> int:
@@ -252,8 +292,31 @@ def in_torch(options: Namespace) -> Any:
             task, DistributedDataParallel(net), optimizer, loss, data
         )
     step = workload.sides["torch"](task)
-    spans = times(lambda: step().item(), options.steps)
-    return {"seconds": statistics.median(spans)} if rank == 0 else None
+    results: list[float] = []
+    spans = times(lambda: results.append(step().item()), options.steps)
+    row = {"seconds": statistics.median(spans), "loss": mean_in_torch(results[-1])}
+    return row if rank == 0 else None
+
+
+def mean_in_torch(number: float) -> float:
+    """The mean of all processes' numbers."""
+    import torch
+    import torch.distributed as dist
+
+    total = torch.tensor([number], dtype=torch.float64)
+    if dist.is_initialized():
+        dist.all_reduce(total)
+        total /= dist.get_world_size()
+    return float(total)
+
+
+def leave_torch_group() -> None:
+    """End a process of PyTorch's with the others: gloo's threads abort one that just leaves."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 def torch_split(options: Namespace, workload: Any, task: Any) -> dict[str, Any] | None:
@@ -279,7 +342,9 @@ def torch_split(options: Namespace, workload: Any, task: Any) -> dict[str, Any] 
 
     with_torch.training = training
     step = workload.sides["torch"](task)
-    spans = times(lambda: step().item(), options.steps)
+    results: list[float] = []
+    spans = times(lambda: results.append(step().item()), options.steps)
+    mean_loss = mean_in_torch(results[-1])
     optimizer = held["optimizer"]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state = [v for p in parameters for v in optimizer.state[p].values() if v.ndim]
@@ -287,7 +352,7 @@ def torch_split(options: Namespace, workload: Any, task: Any) -> dict[str, Any] 
     own, kept = sum(map(bytes_of, [*parameters, *state])), sum(map(bytes_of, parameters))
     whole = held["whole"] * own / kept
     row = {"seconds": statistics.median(spans), "held": own, "whole": whole, "rss": peak_memory()}
-    return row if dist.get_rank() == 0 else None
+    return {**row, "loss": mean_loss} if dist.get_rank() == 0 else None
 
 
 # --- starting them -----------------------------------------------------------------------------
@@ -335,10 +400,11 @@ def compare(options: Namespace) -> None:
     """Run everything, the sides in turns, and print tables."""
     found: dict[str, Any] = {}
     for work in options.works.split(","):
-        table = {"sums": sums_table, "overlap": overlap_table, "split": split_table}.get(work)
+        table = TABLES.get(work)
         found[work] = steps_table(options, work) if table is None else table(options)
-    if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    usual = None if options.quick else HERE.parent / "results" / "distributed.json"
+    if path := options.json or usual:
+        Path(path).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def sums_table(options: Namespace) -> dict[str, list[float]]:
@@ -382,47 +448,66 @@ def split_table(options: Namespace) -> dict[str, dict[str, float]]:
         side: {name: statistics.median(row[name] for row in rows) for name in rows[0]}
         for side, rows in rounds.items()
     }
-    print(f"\n{options.model}, split{'step':>12}{'state held':>14}{'of 1/n':>8}{'peak memory':>14}")
+    titles = f"{'step':>12}{'state held':>14}{'of 1/n':>8}{'peak memory':>14}{'loss':>10}"
+    print(f"\n{options.model}, split{titles}")
     for side, row in found.items():
         share = row["held"] / (row["whole"] / 2)
         cells = f"{row['seconds'] * 1e3:>9.1f} ms{row['held'] / 1e6:>11.2f} MB{share:>8.3f}"
-        print(f"{side:<{len(options.model) + 7}}{cells}{row['rss'] / 1e6:>11.0f} MB")
+        cells += f"{row['rss'] / 1e6:>11.0f} MB{row['loss']:>10.5f}"
+        print(f"{side:<{len(options.model) + 7}}{cells}")
     return found
 
 
-def seconds_of_step(
+def recovery_table(options: Namespace) -> dict[str, float]:
+    """How long it takes to go on after a process of three was killed."""
+    spans = [run(options, "weft", "recovery", 3, 1)["seconds"] for _ in range(options.rounds)]
+    found = {"median": statistics.median(spans), "most": max(spans)}
+    print(f"\nrecovery: {found['median']:.2f} s in the median, {found['most']:.2f} s at most")
+    return found
+
+
+TABLES: dict[str, Callable[[Namespace], Any]] = {
+    "sums": sums_table, "overlap": overlap_table, "split": split_table, "recovery": recovery_table,
+}  # fmt: skip
+
+
+def numbers_of_step(
     options: Namespace, side: str, work: str, processes: int, threads: int
-) -> float:
-    """The seconds of a step; NaN where the other side's run fails, which ends nothing here."""
+) -> dict[str, float]:
+    """Seconds and loss; NaN where the other side's run fails, which ends nothing here."""
     try:
-        return float(run(options, side, work, processes, threads)["seconds"])
+        row: dict[str, float] = run(options, side, work, processes, threads)
     except SystemExit as error:
         if side == "weft":
             raise
         print(f"{side}, {work}, {processes} x {threads}: {error}")
-        return float("nan")
+        return {"seconds": float("nan"), "loss": float("nan")}
+    return row
 
 
 def steps_table(options: Namespace, work: str) -> dict[str, dict[str, float]]:
     """Times of training steps of the same global batch."""
     rounds: dict[str, dict[str, list[float]]] = {}
+    losses: dict[str, dict[str, float]] = {}
     for _ in range(options.rounds):
         for name, (processes, threads) in RUNS.items():
             for side in ("weft", "torch"):
-                seconds = seconds_of_step(options, side, work, processes, threads)
-                rounds.setdefault(name, {}).setdefault(side, []).append(seconds)
+                row = numbers_of_step(options, side, work, processes, threads)
+                rounds.setdefault(name, {}).setdefault(side, []).append(row["seconds"])
+                losses.setdefault(name, {})[f"{side} loss"] = row["loss"]
     found = {
         name: {side: float(np.nanmedian(spans)) for side, spans in sides.items()}
         for name, sides in rounds.items()
     }
-    print(f"\n{work:<24}{'weft':>12}{'torch':>12}{'ratio':>8}")
+    print(f"\n{work:<24}{'weft':>12}{'torch':>12}{'ratio':>8}{'losses':>22}")
     for name, sides in found.items():
         weft, torch = sides["weft"], sides["torch"]
-        print(f"{name:<24}{weft * 1e3:>9.1f} ms{torch * 1e3:>9.1f} ms{weft / torch:>8.2f}")
+        both = " ".join(f"{loss:>10.5f}" for loss in losses[name].values())
+        print(f"{name:<24}{weft * 1e3:>9.1f} ms{torch * 1e3:>9.1f} ms{weft / torch:>8.2f} {both}")
     one, two = found["1 process x 1 thread"], found["2 processes x 1 thread"]
     for side in one:
         print(f"{side}: 2 processes reach {one[side] / two[side] / 2:.2f} of perfect scaling")
-    return found
+    return {name: {**sides, **losses[name]} for name, sides in found.items()}
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from weft.distributed import sharing
 from weft.distributed.engines.threads import ThreadEngine, run_threads
 from weft.distributed.group import Group, Watch
 from weft.models import GPT, GPTConfig
-from weft.train import automatic
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(8, 5)).astype(np.float32)
@@ -198,31 +197,6 @@ def test_a_loss_that_is_no_number_on_one_process_is_told_of_on_all() -> None:
         distributed.run_threads(run_rank, 2)
         == ["the loss of batch 0 of epoch 1 is NaN on rank 1"] * 2
     )
-
-
-@pytest.mark.parametrize(
-    ("memory", "options", "level"),
-    [(1e9, {}, 0), (2000, {}, 2), (1500, {}, 3), (2000, {"recover": True}, None), (9, {}, None)],
-)
-def test_the_automatic_strategy_is_the_one_that_fits_and_sends_least(
-    memory: float, options: dict[str, Any], level: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """66 parameters of 4 bytes, as many gradients, and two moments: 1056 bytes on one process."""
-    monkeypatch.setattr(automatic, "memory_of_process", lambda: memory)
-
-    def run_rank() -> int | None:
-        model = _model()
-        settings = {"strategy": "auto", "progress": False, **options}
-        optimizer = wf.optim.AdamW(model.parameters(), lr=0.05)
-        if level is None:
-            with pytest.raises(wf.OutOfMemoryError, match="no strategy fits"):
-                wf.train.Trainer(model, "mse_loss", optimizer, **settings)
-            return None
-        trainer = wf.train.Trainer(model, "mse_loss", optimizer, **settings)
-        trainer.fit((X, Y), 1, batch_size=4)
-        return int(trainer.strategy.zero)
-
-    assert distributed.run_threads(run_rank, 2) == [level] * 2
 
 
 def test_an_unknown_strategy_is_refused() -> None:

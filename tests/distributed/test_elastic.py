@@ -11,9 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.distributed.jobs import launch
+from tests.distributed.one_process import linear_training
 
 import weft as wf
-from weft.distributed.membership import Membership
+from weft.distributed import membership
+from weft.distributed.doors import Door, reached_numbers
+from weft.distributed.membership import LeftOut, Membership
+from weft.distributed.recovery import has_quorum
 
 
 def _in_threads(functions: list[Callable[[], Any]]) -> list[Any]:
@@ -65,6 +69,36 @@ def test_a_process_that_is_only_stopped_is_left_out_and_told_so(tmp_path: Path) 
     assert here.meet(1, [0, 1]) == [0]
     with pytest.raises(wf.ProcessError, match="went on without this process"):
         stopped.meet(1, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("halves", "chosen"), [([[0], [1, 2]], [1, 2]), ([[0, 3], [1, 2]], [0, 3])], ids=str
+)
+def test_of_two_halves_that_do_not_reach_each_other_all_choose_the_same(
+    halves: list[list[int]], chosen: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The larger one, and of two alike the one with the lowest rank, which has the quorum."""
+    numbers = sorted(number for half in halves for number in half)
+    half_of = {number: half for half in halves for number in half}
+    monkeypatch.setattr(membership, "reached_numbers", lambda addresses, own: half_of[own])
+    members = [Membership(tmp_path, number, timeout=5.0) for number in numbers]
+    found = _in_threads([lambda each=each: each.meet(1, numbers) for each in members])
+    for number, result in zip(numbers, found, strict=True):
+        if number in chosen:
+            assert result == chosen
+        else:
+            assert isinstance(result, LeftOut)
+            assert f"rank: {number}" in result.got
+    assert has_quorum(numbers, chosen)
+
+
+def test_a_door_that_is_not_opened_is_not_reached() -> None:
+    doors = [Door("localhost", number) for number in range(3)]
+    addresses = {number: door.address for number, door in enumerate(doors)}
+    assert reached_numbers(addresses, 0) == [0, 1, 2]
+    doors[1].close()
+    addresses[2] = doors[0].address  # another one answers there
+    assert reached_numbers(addresses, 0) == [0]
 
 
 def test_a_process_does_not_wait_for_a_training_that_is_over(tmp_path: Path) -> None:
@@ -129,15 +163,7 @@ def test_a_killed_process_is_started_again_and_joins(
 
 
 def _weight_of_one_process() -> np.ndarray:
-    generator = np.random.default_rng(0)
-    x = generator.normal(size=(48, 5)).astype(np.float32)
-    y = generator.normal(size=(48, 3)).astype(np.float32)
-    model = wf.nn.Linear(5, 3)
-    with wf.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(wf.ones_like(parameter))
-    optimizer = wf.optim.AdamW(model.parameters(), lr=0.05)
-    loader = wf.data.DataLoader(wf.data.ArrayDataset(x, y), batch_size=12, shuffle=True, seed=0)
+    model, optimizer, loader = linear_training()
     trainer = wf.train.Trainer(model, "mse_loss", optimizer, progress=False, seed=0)
     trainer.fit(loader, epochs=4)
     weight: np.ndarray = model.weight.detach().numpy()

@@ -72,7 +72,7 @@ def test_processes_that_differ_are_named_on_every_process() -> None:
 
     for said in run_threads(run_rank, SIZE):
         assert "rank 1 differs" in said
-        assert "rank 1: all_reduce(data) sum of 4 float32" in said
+        assert "rank 1: all_reduce_sum(data) of 4 float32" in said
 
 
 def test_a_thread_that_fails_wakes_the_others() -> None:

@@ -141,6 +141,55 @@ def test_experts_on_processes_compute_and_train_as_on_one(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("beside", ["expert", "stage"])
+def test_experts_beside_data_parallel_and_in_stages_train_as_on_one_process(
+    beside: str, tmp_path: Any
+) -> None:
+    """Half of the experts on each process: copied along data, or divided along it in a stage."""
+
+    def fit(folder: Any, strategy: Any) -> tuple[list[float], dict[str, np.ndarray]]:
+        model = wf.nn.Sequential(_layer(capacity_factor=None), wf.nn.Linear(6, 6))
+        with wf.no_grad():
+            model[1].weight.copy_(wf.eye(6))
+            model[1].bias.copy_(wf.zeros(6))
+        if strategy is not None:
+            places = ("expert", "data") if beside == "expert" else ("data",)
+            distributed.shard_experts(model, *places)
+            assert model[0].weight_in.shape == (2, 6, 5)
+        optimizer = wf.optim.AdamW(model.parameters(), lr=0.01, clip_norm=0.1)
+        trainer = wf.train.Trainer(
+            model, "mse_loss", optimizer, strategy=strategy and strategy(), progress=False, seed=0,
+            checkpoint_folder=folder,
+        )  # fmt: skip
+        history = trainer.fit((X[:22], Y[:22]), 2, batch_size=8)
+        whole = trainer.strategy.model_state(model)
+        return history["loss"], {name: value.numpy() for name, value in whole.items()}
+
+    def find_strategy() -> Any:
+        staged = beside == "stage"
+        return wf.train.PipelineStrategy(2, micro_batches=2) if staged else "data"
+
+    mesh = {"data": 2, beside: 2}
+    found = distributed.run_threads(lambda: fit(tmp_path / "mesh", find_strategy), 4, mesh)
+    losses, expected = fit(tmp_path / "one", None)
+    for own_losses, whole in found:
+        np.testing.assert_allclose(own_losses, losses, rtol=1e-5)
+        for name, value in expected.items():
+            np.testing.assert_allclose(whole[name], value, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_experts_with_copies_are_not_split_further() -> None:
+    mesh = {"data": 2, "expert": 2}
+
+    def refuse() -> None:
+        layer = distributed.shard_experts(_layer(), "expert", copies="data")
+        with pytest.raises(wf.UnsupportedError, match="not split further"):
+            distributed.data_parallel(wf.optim.Adam(layer.parameters()), zero=3, mesh_axis="world")
+
+    distributed.run_threads(refuse, 4, mesh)
+
+
+@pytest.mark.slow
 def test_a_trainers_checkpoint_of_divided_experts_is_read_by_one_process(tmp_path: Any) -> None:
     def fit(folder: Any, strategy: str | None, epochs: int) -> dict[str, np.ndarray]:
         model = wf.nn.Sequential(_layer(capacity_factor=None), wf.nn.Linear(6, 6))

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-
-pytest.importorskip("mpi4py")
+from tests.distributed.one_process import weight_of_one_process
 
 JOB = """
 import sys, time
@@ -32,12 +33,49 @@ for step in range(600):
         Path(sys.argv[1]).touch()
 print("went on", flush=True)
 """
+RECOVERING_JOB = """
+import os, sys, time
+from pathlib import Path
+import numpy as np
+import weft as wf
+from weft import distributed
+
+distributed.init("gloo")
+own = distributed.rank()
+generator = np.random.default_rng(0)
+x = generator.normal(size=(48, 5)).astype(np.float32)
+y = generator.normal(size=(48, 3)).astype(np.float32)
+model = wf.nn.Linear(5, 3)
+with wf.no_grad():
+    for parameter in model.parameters():
+        parameter.copy_(wf.ones_like(parameter))
+optimizer = distributed.data_parallel(wf.optim.AdamW(model.parameters(), lr=0.05))
+loader = wf.data.DataLoader(wf.data.ArrayDataset(x, y), batch_size=12, shuffle=True, seed=0)
+recovery = distributed.Recovery(model, optimizer, loader, epochs=5)
+
+@wf.jit
+def step(model, optimizer, x, y):
+    optimizer.minimize(((model(x) - y) ** 2).mean())
+
+for inputs, targets in recovery:
+    with recovery.step():
+        if recovery.steps == 4:
+            Path(f"{sys.argv[1]}-{own}").touch()
+            while not Path(sys.argv[1]).exists():
+                time.sleep(0.01)
+        step(model, optimizer, inputs, targets)
+assert recovery.steps == 20
+np.save(f"{sys.argv[1]}-weight-{own}.npy", model.weight.detach().numpy())
+print("went on", recovery.losses, flush=True)
+"""
 STAND_IN = """#!/bin/bash
 while [[ $1 == -* ]]; do shift; done
 host=$1; shift
 exec ip netns exec "$host" unshare -u -i bash -c "hostname $host; cd {folder}; $*"
 """
 """What Open MPI calls in the place of ssh."""
+
+needs_mpi = pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
 
 
 def _run(*words: str) -> bool:
@@ -107,6 +145,7 @@ def _job(hosts: list[str], folder: Path, harm: Callable[[], Any]) -> tuple[int, 
 
 
 @pytest.mark.slow
+@needs_mpi
 def test_a_cut_link_is_noticed_by_both_halves_and_neither_goes_on(
     hosts: list[str], tmp_path: Path
 ) -> None:
@@ -123,10 +162,67 @@ def test_a_cut_link_is_noticed_by_both_halves_and_neither_goes_on(
 
 
 @pytest.mark.slow
+@needs_mpi
 def test_the_loss_of_a_host_is_never_a_success(hosts: list[str], tmp_path: Path) -> None:
     """Open MPI's own launcher ends with 0 then."""
     code, stdout, stderr, seconds = _job(hosts, tmp_path, lambda: _end_all(hosts[1]))
     assert code not in (0, None), stderr
     assert "went on" not in stdout
     assert "lost" in stderr
+    assert seconds < 60
+
+
+def _recovering_job(
+    hosts: list[str], folder: Path, device: str
+) -> tuple[subprocess.CompletedProcess[str], float]:
+    """Run a job of gloo, a process for each host named, whose link is cut once all of them train.
+
+    How it ended, and the seconds since the cut.
+    """
+    script, stand_in, begun = folder / "job.py", folder / "ssh", folder / "begun"
+    script.write_text(RECOVERING_JOB)
+    stand_in.write_text(STAND_IN.format(folder=folder))
+    stand_in.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    count = len(hosts)
+    words = [sys.executable, "-m", "weft.cli", "launch", "-n", str(count), "--hosts"]
+    words += [",".join(hosts), "--engine", "gloo", "--folder", str(folder), "--timeout", "4"]
+    words += ["--threads", "1", str(script), str(begun)]
+    job = subprocess.Popen(
+        [str(stand_in), hosts[0], *words],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    marks = [folder / f"begun-{rank}" for rank in range(count)]
+    limit = time.monotonic() + 120
+    while not all(m.exists() for m in marks) and job.poll() is None and time.monotonic() < limit:
+        time.sleep(0.1)
+    assert all(mark.exists() for mark in marks), job.communicate()[1]
+    _run("ip", "-n", hosts[0], "link", "set", device, "down")
+    begun.touch()
+    start = time.monotonic()
+    stdout, stderr = job.communicate(timeout=120)
+    done = subprocess.CompletedProcess(words, job.returncode, stdout, stderr)
+    return done, time.monotonic() - start
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alone", [0, 2])
+def test_of_a_cut_group_of_gloo_the_half_with_a_quorum_goes_on(
+    alone: int, hosts: list[str], tmp_path: Path
+) -> None:
+    """The process that is alone ends: also where it is the first one, beside the launcher."""
+    pytest.importorskip("xoscar", reason="the engine gloo is not installed")
+    placed = [hosts[(rank == alone) ^ (alone == 0)] for rank in range(3)]
+    job, seconds = _recovering_job(placed, tmp_path, f"wf{os.getpid()}a")
+    assert job.returncode == 0, job.stderr
+    left = [rank for rank in range(3) if rank != alone]
+    assert job.stdout.count("went on") == 2
+    assert f"[{alone}] went on" not in job.stdout
+    assert f"rank {alone} was lost; the others went on without it" in job.stderr
+    assert f"rank {alone} ended with exit code 1" in job.stderr
+    assert f"rank {alone} was last in all_reduce at" in job.stderr
+    assert "job.py:31" in job.stderr
+    weights = [np.load(tmp_path / f"begun-weight-{rank}.npy") for rank in left]
+    np.testing.assert_array_equal(*weights)
+    np.testing.assert_allclose(weights[0], weight_of_one_process(5), rtol=1e-5, atol=1e-6)
     assert seconds < 60

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.distributed.jobs import launch
+from tests.distributed.one_process import weight_of_one_process
 from tests.hammer import NIGHTLY
 
 import weft as wf
@@ -109,6 +110,8 @@ def test_a_killed_process_is_an_error_on_the_other_and_of_the_job(tmp_path: Path
     job = launch(tmp_path, LOSS, "--timeout", "20", arguments=("kill",))
     assert job.returncode == 70
     assert "rank 1 failed first" in job.stderr
+    assert "its last was operation 1: barrier(world)  at" in job.stderr
+    assert "job.py:5" in job.stderr
     assert "a process of the group was lost" in job.stderr
 
 
@@ -164,24 +167,7 @@ def test_the_others_go_on_after_a_kill_and_train_as_if_nothing_had_happened(
     assert "rank 1 was lost; the others went on without it" in job.stderr
     first, third = (np.load(tmp_path / f"weight-{rank}.npy") for rank in (0, 2))
     np.testing.assert_array_equal(first, third)
-    np.testing.assert_allclose(first, _weight_of_one_process(), rtol=1e-5, atol=1e-6)
-
-
-def _weight_of_one_process() -> np.ndarray:
-    generator = np.random.default_rng(0)
-    x = generator.normal(size=(48, 5)).astype(np.float32)
-    y = generator.normal(size=(48, 3)).astype(np.float32)
-    model = wf.nn.Linear(5, 3)
-    with wf.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(wf.ones_like(parameter))
-    optimizer = wf.optim.AdamW(model.parameters(), lr=0.05)
-    loader = wf.data.DataLoader(wf.data.ArrayDataset(x, y), batch_size=12, shuffle=True, seed=0)
-    for _ in range(2):
-        for inputs, targets in loader:
-            optimizer.minimize(((model(inputs) - targets) ** 2).mean())
-    weight: np.ndarray = model.weight.detach().numpy()
-    return weight
+    np.testing.assert_allclose(first, weight_of_one_process(2), rtol=1e-5, atol=1e-6)
 
 
 TRAINER = """
@@ -240,7 +226,7 @@ def test_a_trainer_goes_on_after_a_kill(
     first, second = (np.load(tmp_path / f"trained-{rank}.npz") for rank in left)
     for name in ("weight", "loss", "validation"):
         np.testing.assert_array_equal(first[name], second[name])
-    np.testing.assert_allclose(first["weight"], _weight_of_one_process(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(first["weight"], weight_of_one_process(2), rtol=1e-5, atol=1e-6)
     noted = (tmp_path / "trained-epochs").read_text().split("\n")
     assert noted == ["1 0", "2 0" if victim[0] == "1" else "2 1", ""]
     assert wf.train.CheckpointFolder(tmp_path / "trained-run").latest() is not None

@@ -67,6 +67,22 @@ class ShrinkFlag(IntEnum):
     ABORT = 1
 
 
+class CardObject:
+    """cuda.core's device: one that was not made current cannot be waited for."""
+
+    def __init__(self) -> None:
+        self.is_current = False
+
+    def set_current(self) -> None:
+        """As in cuda.core."""
+        self.is_current = True
+
+    def sync(self) -> None:
+        """As in cuda.core."""
+        if not self.is_current:
+            raise RuntimeError("Device 0 is not yet initialized")
+
+
 class Communicator:
     """nccl4py's communicator, whose ranks are threads that meet in an engine of their own."""
 
@@ -75,7 +91,7 @@ class Communicator:
 
     def __init__(self, engine: ThreadEngine) -> None:
         self.engine, self.nranks, self.is_valid = engine, engine.size, True
-        self.device = SimpleNamespace(sync=lambda: None)
+        self.device = CardObject()
         self.calls: list[str] = []
         self.grouped: list[Any] | None = None
 

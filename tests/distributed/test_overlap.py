@@ -207,7 +207,7 @@ except wf.ProcessError as error:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.nightly), 3])
 def test_bits_are_the_same_and_failures_beside_sums_are_told(
     tmp_path: Path, processes: int
 ) -> None:

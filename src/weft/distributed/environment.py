@@ -1,8 +1,9 @@
 """What the launcher says about a process, in environment variables: rank, world, host and role.
 
 >>> from weft.distributed.environment import find_launch
->>> find_launch({"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"})
-Launch(launcher='slurm', rank=3, size=4, local_rank=1, role='worker', folder='', restarts=0)
+>>> found = find_launch({"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"})
+>>> found[:5], found.host
+(('slurm', 3, 4, 1, 'worker'), 'localhost')
 >>> find_launch({}) is None
 True
 """
@@ -14,11 +15,13 @@ from typing import NamedTuple
 
 import weft as wf
 
-__all__ = ["RESTARTS", "ROLES", "Launch", "find_launch"]
+__all__ = ["HOST", "RESTARTS", "ROLES", "Launch", "find_launch"]
 
 ROLES = ("worker", "server", "evaluator")
 RESTARTS = "WEFT_RESTARTS"
 """The variable that says how often a process was started again."""
+HOST = "WEFT_HOST"
+"""The variable with the name or address by which other hosts reach this one."""
 _VARIABLES = {
     "weft": ("WEFT_RANK", "WEFT_WORLD_SIZE", "WEFT_LOCAL_RANK"),
     "mpiexec": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -40,6 +43,8 @@ class Launch(NamedTuple):
     """Where processes of the job on this host meet; empty where nobody made such a folder."""
     restarts: int = 0
     """How often this process was started again; then it joins the others while they train."""
+    host: str = "localhost"
+    """The name or address by which processes on other hosts reach this one."""
 
 
 def find_launch(environment: Mapping[str, str]) -> Launch | None:
@@ -59,7 +64,9 @@ def find_launch(environment: Mapping[str, str]) -> Launch | None:
             local_rank = _number(environment, local) if local in environment else numbers[0]
             folder = environment.get("WEFT_JOB_FOLDER", "")
             restarts = _number(environment, RESTARTS) if RESTARTS in environment else 0
-            return Launch(launcher, numbers[0], numbers[1], local_rank, role, folder, restarts)
+            host = environment.get(HOST, "localhost")
+            own, count = numbers
+            return Launch(launcher, own, count, local_rank, role, folder, restarts, host)
     return None
 
 

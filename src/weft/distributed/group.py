@@ -23,7 +23,7 @@ import numpy as np
 
 import weft as wf
 from weft.collectives import Pairs, Reduce, group_cells, running_calls, user_location
-from weft.distributed.engines.engine import Engine, LostProcess
+from weft.distributed.engines.engine import Engine, LostProcess, widen_for_sum
 from weft.distributed.status import Doing, StatusBoard
 
 __all__ = ["TIMED_OUT", "Group", "Watch"]
@@ -38,8 +38,10 @@ DESCRIBED = 512
 class Watch:
     """What this process does, for itself and for others, and the thread that ends long waits."""
 
-    def __init__(self, rank: int, timeout: float, board: StatusBoard | None = None) -> None:
-        self.rank, self.timeout, self.board = rank, timeout, board
+    def __init__(
+        self, rank: int, timeout: float, board: StatusBoard | None = None, grace: float = 0.0
+    ) -> None:
+        self.rank, self.timeout, self.board, self._grace = rank, timeout, board, grace
         self._numbers = itertools.count(1)
         self._doing: Doing | None = None
         self._ended = threading.Event()
@@ -53,11 +55,11 @@ class Watch:
         self._ended.set()
 
     @contextmanager
-    def during(self, operation: str) -> Iterator[None]:
-        """Note an operation while it runs."""
+    def during(self, operation: str, extra: float = 0.0) -> Iterator[None]:
+        """Note an operation while it runs, which may take so many seconds more than others."""
         location = user_location()
         line = "" if location is None else str(location)
-        self._doing = Doing(next(self._numbers), time.time(), operation, line)
+        self._doing = Doing(next(self._numbers), time.time() + extra, operation, line)
         if self.board is not None:
             self.board.write(self.rank, self._doing)
         try:
@@ -74,7 +76,7 @@ class Watch:
         while not self._ended.wait(min(self.timeout / 4, 1.0)):
             native = self._native_calls(native)
             doing = next(iter(native.values()), None) or self._doing
-            if doing is not None and time.time() - doing.since > self.timeout:
+            if doing is not None and time.time() - doing.since > self.timeout + self._grace:
                 self._give_up(doing)
 
     def _native_calls(self, before: dict[str, Doing]) -> dict[str, Doing]:
@@ -121,9 +123,9 @@ class Group:
         self.rank, self.size = engine.rank, engine.size
 
     @contextmanager
-    def _operation(self, name: str, detail: str) -> Iterator[None]:
+    def _operation(self, name: str, detail: str, kind: str = "") -> Iterator[None]:
         """Around an engine's call: note it, compare it with the others', translate a loss."""
-        description = f"{name}({self.name}) {detail}"
+        description = f"{name}{kind}({self.name}) {detail}"
         with self.watch.during(description):
             try:
                 if self.checks:
@@ -172,8 +174,10 @@ class Group:
 
     def all_reduce(self, array: Array, reduce: Reduce) -> Array:
         """See `Communicator`."""
-        # By elements alone: compiled programs do not say the shape.
-        with self._operation("all_reduce", f"{reduce} of {array.size} {array.dtype.name}"):
+        # In the words of compiled programs, which may meet it: of two stages of a pipeline, one
+        # may have a compiled update, and the other, with few elements, an eager one.
+        dtype = widen_for_sum(array.reshape(-1)[:0]).dtype
+        with self._operation("all_reduce", f"of {array.size} {dtype.name}", f"_{reduce}"):
             return self.engine.all_reduce(array, reduce)
 
     def all_gather(self, array: Array) -> Array:

@@ -2,10 +2,10 @@
 
 A group is one generation of members. Where a member is lost, or a process wants to join, those that
 are there form the next generation: each writes that it is here, and waits until every member of the
-last one is here or dead, and then all take the first list that one of them writes. A process holds
-a lock on a file as long as it lives, which the system releases however it ends, so who is dead is
-known and not guessed; one that is only stopped is left out after `timeout` seconds, and finds out
-when it goes on.
+last one is here or dead. Then each writes whom it reaches, and all take the first list that one of
+them writes: the most of them that reach each other. A process holds a lock on a file as long as it
+lives, which the system releases however it ends, so who is dead is known and not guessed; one that
+is only stopped is left out after `timeout` seconds, and finds out when it goes on.
 
 >>> import tempfile
 >>> folder = Membership(tempfile.mkdtemp(), own=0)
@@ -24,44 +24,93 @@ from contextlib import suppress
 from pathlib import Path
 
 import weft as wf
+from weft.distributed.doors import KNOCK, Address, Door, largest_circle, reached_numbers
+from weft.files import write_text
 
-__all__ = ["Membership"]
+__all__ = ["LeftOut", "Membership"]
 
 POLL = 0.01
-ALIVE, HERE, AGREED, JOINING, FINISHED = "alive-", "here-", "agreed", "joining-", "finished"
+ALIVE, HERE, REACHED, AGREED = "alive-", "here-", "reached-", "agreed"
+JOINING, FINISHED = "joining-", "finished"
+
+
+class LeftOut(wf.ProcessError):
+    """The others agreed on a group without this process."""
 
 
 class Membership:
-    """One process's view of the members of a job; `own` is its number, never used again."""
+    """One process's view of the members of a job; `own` is its number, never used again.
 
-    def __init__(self, folder: str | os.PathLike[str], own: int, timeout: float = 60.0) -> None:
+    host: the name or address of this host, by which the others reach it.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        own: int,
+        timeout: float = 60.0,
+        host: str = "localhost",
+    ) -> None:
         self._folder, self.own, self._timeout = Path(folder), own, timeout
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self._folder / f"{ALIVE}{own}", os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._door = Door(host, own)
+        os.write(self._lock, json.dumps(self._door.address).encode())
 
     def meet(self, generation: int, before: Sequence[int]) -> list[int]:
-        """The members of a generation: those of the last one that are here, then who joins."""
+        """The members of a generation: those of the last one that are here, then who joins.
+
+        Those are here that have come, and of them the most that reach each other.
+        """
         place = self._place_of(generation)
         place.mkdir(exist_ok=True)
         (place / f"{HERE}{self.own}").touch()
-        deadline = time.monotonic() + self._timeout
-        while (members := self._agreed_members(generation)) is None:
-            is_late = time.monotonic() > deadline
-            here = [n for n in before if (place / f"{HERE}{n}").exists()]
-            missing = [n for n in before if n not in here and self.is_alive(n)]
-            if not missing or is_late:
-                self._propose(generation, [*here, *self.waiting()])
-            time.sleep(POLL)
+        here = self._wait_for(generation, HERE, before, self._timeout)
+        newcomers = self.waiting()
+        addresses = {n: self._address_of(n) for n in [*here, *newcomers]}
+        reached = reached_numbers({n: a for n, a in addresses.items() if a}, self.own)
+        write_text("distributed.Recovery", place / f"{REACHED}{self.own}", json.dumps(reached))
+        told = self._wait_for(generation, REACHED, here, 2 * KNOCK + self._timeout)
+        if (members := self._agreed_members(generation)) is None:
+            rows = {n: json.loads((place / f"{REACHED}{n}").read_text()) for n in told}
+            circle = largest_circle(rows)
+            joining = [n for n in newcomers if all(n in rows[each] for each in circle)]
+            self._propose(generation, [*circle, *joining])
+            members = self._agreed_members(generation) or []
         if self.own not in members:
-            raise wf.ProcessError(
+            raise LeftOut(
                 "distributed.Recovery",
                 "the others went on without this process",
-                expected=f"to be there within {self._timeout:g} s",
-                got={"rank": self.own, "members": members},
+                expected=f"to be there within {self._timeout:g} s, and to reach the others",
+                got={"rank": self.own, "members": members, "reached": reached},
                 fix="start it again: it joins the others",
             )
         return members
+
+    def _wait_for(
+        self, generation: int, mark: str, numbers: Sequence[int], seconds: float
+    ) -> list[int]:
+        """The processes that have left a mark, once all have that live; or too much time passed.
+
+        It ends, too, where members have been agreed on.
+        """
+        place, deadline = self._place_of(generation), time.monotonic() + seconds
+        while True:
+            present = [n for n in numbers if (place / f"{mark}{n}").exists()]
+            missing = [n for n in numbers if n not in present and self.is_alive(n)]
+            is_over = not missing or time.monotonic() > deadline
+            if is_over or self._agreed_members(generation) is not None:
+                return present
+            time.sleep(POLL)
+
+    def _address_of(self, number: int) -> Address | None:
+        """Where the door of a process is; None where it has not said so."""
+        try:
+            host, port = json.loads((self._folder / f"{ALIVE}{number}").read_text())
+        except (OSError, ValueError):
+            return None
+        return str(host), int(port)
 
     def join(self) -> tuple[int, list[int]]:
         """Wait until the others take this process in: the generation and its members."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import weft as wf
@@ -22,13 +22,27 @@ from weft.nn import Identity, MixtureOfExperts, Module, ModuleList, Sequential
 from weft.nn.layout import PARAMETER, lay_out, put_together
 
 __all__ = [
-    "ShardedModule", "gather_part", "is_of_experts", "is_part", "load_whole_state", "part_of",
-    "shard_experts", "shard_model", "shard_parameters", "whole_shape", "whole_state",
+    "Part", "ShardedModule", "gather_part", "gather_value", "is_of_experts", "is_part",
+    "load_whole_state", "own_value", "part_facts", "part_of", "shard_experts", "shard_model",
+    "shard_parameters", "whole_shape", "whole_state",
 ]  # fmt: skip
 
-_shapes: dict[int, tuple[ref[wf.Tensor], tuple[int, ...], bool]] = {}
-"""The shape of the whole, for each parameter that is split, by identity; and whether it is one of
-experts, which are used where they are and never gathered to compute."""
+
+class Part(NamedTuple):
+    """What is known of a parameter of which each process along an axis keeps a part."""
+
+    handle: ref[wf.Tensor]
+    shape: tuple[int, ...]
+    """That of the whole."""
+    mesh_axis: str
+    is_expert: bool = False
+    """Whether it is one of experts, which are used where they are and never gathered to compute."""
+    copies: str | None = None
+    """The mesh axis along which processes have the same experts."""
+
+
+_parts: dict[int, Part] = {}
+"""The parameters that are split, by identity."""
 
 
 def shard_parameters(module: Any, mesh_axis: str = "data") -> ShardedModule:
@@ -50,15 +64,17 @@ def shard_parameters(module: Any, mesh_axis: str = "data") -> ShardedModule:
                 continue
             shape = whole_shape(parameter)
             parameter.set_(part_of(broadcast(parameter, mesh_axis), mesh_axis))
-            _note_shape(parameter, shape)
+            _note_part(parameter, Part(_reference_to(parameter), shape, mesh_axis))
     return ShardedModule(module, mesh_axis)
 
 
-def shard_experts(module: Any, mesh_axis: str = "data") -> Any:
+def shard_experts(module: Any, mesh_axis: str = "data", copies: str | None = None) -> Any:
     """The module, whose mixtures of experts have their experts divided along a mesh axis.
 
     Parameters of experts become this process's part of those of the first process. Each process
-    gives the module tokens of its own: the axis is that of data parallel training.
+    gives the module tokens of its own: the axis is that of data parallel training. With another
+    axis beside it, as on a mesh of `data` x `expert`, name it: `shard_experts(model, "expert",
+    copies="data")`; processes along it have the same experts.
 
     >>> import weft as wf
     >>> wf.distributed.init()
@@ -82,20 +98,33 @@ def shard_experts(module: Any, mesh_axis: str = "data") -> Any:
             for parameter in layer.expert_parameters():
                 if not is_part(parameter):
                     shape = whole_shape(parameter)
-                    whole = broadcast(parameter, mesh_axis)
+                    first = parameter if copies is None else broadcast(parameter, copies)
+                    whole = broadcast(first, mesh_axis)
                     parameter.set_(take_shard(whole, mesh_axis) if size > 1 else whole)
-                    _note_shape(parameter, shape, is_expert=True)
+                    handle = _reference_to(parameter)
+                    _note_part(parameter, Part(handle, shape, mesh_axis, True, copies))
         layer.mesh_axis = mesh_axis
     return module
 
 
-def _note_shape(parameter: wf.Tensor, shape: tuple[int, ...], is_expert: bool = False) -> None:
+def _reference_to(parameter: wf.Tensor) -> ref[wf.Tensor]:
+    """A weak reference to a parameter, with which what is known of it ends."""
     key = id(parameter)
 
     def forget(_: object) -> None:
-        _shapes.pop(key, None)
+        _parts.pop(key, None)
 
-    _shapes[key] = ref(parameter, forget), shape, is_expert
+    return ref(parameter, forget)
+
+
+def _note_part(parameter: wf.Tensor, part: Part) -> None:
+    _parts[id(parameter)] = part
+
+
+def part_facts(parameter: wf.Tensor) -> Part | None:
+    """What is known of a parameter that is split over processes; None for one that is whole."""
+    known = _parts.get(id(parameter))
+    return known if known is not None and known.handle() is parameter else None
 
 
 def part_of(tensor: wf.Tensor, mesh_axis: str) -> wf.Tensor:
@@ -109,20 +138,19 @@ def part_of(tensor: wf.Tensor, mesh_axis: str) -> wf.Tensor:
 
 def is_part(parameter: wf.Tensor) -> bool:
     """Whether a parameter is split over processes."""
-    known = _shapes.get(id(parameter))
-    return known is not None and known[0]() is parameter
+    return part_facts(parameter) is not None
 
 
 def is_of_experts(parameter: wf.Tensor) -> bool:
     """Whether a parameter is this process's part of the experts of all."""
-    return is_part(parameter) and _shapes[id(parameter)][2]
+    known = part_facts(parameter)
+    return known is not None and known.is_expert
 
 
 def whole_shape(parameter: wf.Tensor) -> tuple[int, ...]:
     """The shape of a parameter, of the whole where it is split."""
-    if is_part(parameter):
-        return _shapes[id(parameter)][1]
-    return tuple(int(size) for size in parameter.shape)
+    known = part_facts(parameter)
+    return tuple(int(size) for size in parameter.shape) if known is None else known.shape
 
 
 class ShardedModule(Module):
@@ -250,24 +278,32 @@ def _with_blocks(model: Any, replaced: Mapping[int, Any]) -> Any:
     return replaced[id(model)] if id(model) in replaced else copy_module(model)
 
 
-def whole_state(model: Any, mesh_axis: str = "data") -> dict[str, wf.Tensor]:
+def whole_state(model: Any) -> dict[str, wf.Tensor]:
     """The state of a model with its split parameters gathered, by name."""
     handles = dict(model.named_parameters())
     return {
-        name: gather_part(handles[name].detach(), whole_shape(handles[name]), mesh_axis)
-        if name in handles and is_part(handles[name])
-        else value
+        name: gather_value(value, handles[name]) if name in handles else value
         for name, value in model.state_dict().items()
     }
 
 
-def load_whole_state(model: Any, weights: Mapping[str, Any], mesh_axis: str = "data") -> None:
+def load_whole_state(model: Any, weights: Mapping[str, Any]) -> None:
     """Put whole weights into a model, of whose parameters this process may have parts."""
     handles = dict(model.named_parameters())
     own = {
-        name: part_of(wf.asarray(value), mesh_axis).reshape(handles[name].shape)
-        if name in handles and is_part(handles[name])
-        else value
+        name: own_value(wf.asarray(value), handles[name]) if name in handles else value
         for name, value in weights.items()
     }
     model.load_state_dict(own)
+
+
+def gather_value(value: wf.Tensor, parameter: wf.Tensor) -> wf.Tensor:
+    """A parameter's value, or what is kept for it, gathered where processes have parts of it."""
+    known = part_facts(parameter)
+    return value if known is None else gather_part(value.detach(), known.shape, known.mesh_axis)
+
+
+def own_value(value: wf.Tensor, parameter: wf.Tensor) -> wf.Tensor:
+    """This process's part of what belongs to a parameter; all of it where that is whole."""
+    known = part_facts(parameter)
+    return value if known is None else part_of(value, known.mesh_axis).reshape(parameter.shape)

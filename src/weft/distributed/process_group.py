@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import weft as wf
 from weft.collectives import bind_groups, bind_thread_groups
 from weft.distributed.engines.engine import Engine
-from weft.distributed.engines.gloo import gloo_world, join_gloo_world
+from weft.distributed.engines.gloo import Place, gloo_world, join_gloo_world
 from weft.distributed.engines.mpi import mpi_world
 from weft.distributed.engines.nccl import nccl_world
 from weft.distributed.engines.threads import ThreadEngine, thread_engines
@@ -96,7 +96,8 @@ def init(
     joined_engine = _start_engine(engine, launch, seconds)
     _check_world(joined_engine, launch, world_size)
     board = StatusBoard(launch.folder, launch.size) if launch.folder else None
-    watch = Watch(joined_engine.rank, seconds, board)
+    grace = seconds / 2 if joined_engine.ends_waits else 0.0  # its own error comes first
+    watch = Watch(joined_engine.rank, seconds, board, grace)
     _process_job.launch = launch
     _process_job.world = Group(joined_engine, "world", watch, check)
     if joined_engine.size > 1:
@@ -121,14 +122,14 @@ def _start_engine(engine: str, launch: Launch, timeout: float) -> Engine:
         beside = thread_engines(1)[0] if launch.size == 1 else _start_engine(host, launch, timeout)
         return nccl_world(beside, launch.local_rank)
     if engine == "gloo" or (engine == "auto" and launch.launcher == "weft"):
-        return gloo_world(launch.rank, launch.size, _meeting_folder(launch), timeout)
+        return gloo_world(launch.rank, launch.size, _meeting_place(launch, timeout))
     return mpi_world()
 
 
-def _meeting_folder(launch: Launch) -> str:
+def _meeting_place(launch: Launch, timeout: float) -> Place:
     if launch.launcher == "none" or not launch.folder:
         raise _missing_launcher("gloo needs a folder in which processes meet", launch.size)
-    return os.path.join(launch.folder, "gloo")
+    return Place(os.path.join(launch.folder, "gloo"), timeout, launch.host)
 
 
 def _missing_launcher(problem: str, size: int) -> wf.ProcessError:
@@ -212,8 +213,8 @@ def world() -> Group:
 def join_world() -> Group:
     """The group that takes this process in, which was started again while the others trained."""
     launch, alone = _job().launch, world()
-    folder, timeout = _meeting_folder(launch), alone.watch.timeout
-    engine = join_gloo_world(launch.rank, launch.size, folder, timeout, launch.restarts)
+    place = _meeting_place(launch, alone.watch.timeout)
+    engine = join_gloo_world(launch.rank, launch.size, place, launch.restarts)
     alone.watch.start()
     return Group(engine, "world", alone.watch, alone.checks)
 

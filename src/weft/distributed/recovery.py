@@ -26,6 +26,7 @@ import numpy as np
 import weft as wf
 from weft.distributed.environment import find_launch
 from weft.distributed.group import Group
+from weft.distributed.membership import LeftOut
 from weft.distributed.process_group import (
     gather_objects,
     join_world,
@@ -41,6 +42,9 @@ WENT_ON = "went-on-"
 """Files in the job's folder: the ranks that the others went on without."""
 ATTEMPTS = 8
 """How many losses in a row, each while recovering from the one before, are recovered from."""
+MEETING = 60.0
+"""Seconds that a meeting may take longer than another operation: for processes that are stopped,
+and for new connections."""
 
 
 def has_quorum(before: Sequence[int], left: Sequence[int]) -> bool:
@@ -113,10 +117,10 @@ class Members:
 
         Where another process is lost meanwhile, it is done again.
         """
-        begin, lost = time.monotonic(), []
+        begin, lost, first = time.monotonic(), [], error
         for _ in range(ATTEMPTS):
             try:
-                lost += self._regroup(error)
+                lost += self._regroup(first)
                 go_on()
             except wf.ProcessError as other:
                 if not is_loss(other):
@@ -166,15 +170,32 @@ class Members:
     def _regroup(self, error: wf.ProcessError) -> list[int]:
         """Make the world that of the processes that are left; the ranks that are not."""
         old, before = world(), self.ranks
-        left = Group(old.engine.survivors(), "world", old.watch, old.checks)  # type: ignore[attr-defined]
-        lost = self._take_ranks(left)
+        engine: Any = old.engine
+        last = f"rank {self.own} was last in {error.op} at {error.at}"
+        try:
+            with old.watch.during("the meeting of those that are left", extra=MEETING):
+                survivors = engine.survivors()
+        except LeftOut as left_out:
+            _note_losses([self.own])  # the launcher lets the others go on
+            raise wf.ProcessError(
+                "distributed.Recovery",
+                left_out.problem,
+                expected=left_out.expected,
+                got={"rank": self.own},
+                note=f"{left_out.got}; {last}",
+                fix=left_out.fix,
+                at=error.at,
+            ) from error
+        lost = self._take_ranks(Group(survivors, "world", old.watch, old.checks))
         if not has_quorum(before, [rank for rank in self.ranks if rank in before]):
             raise wf.ProcessError(
                 "distributed.Recovery",
                 "too few processes are left to go on",
                 expected=f"more than half of {len(before)}, or half with the lowest rank",
                 got={"left": self.ranks, "lost": lost},
+                note=last,
                 fix="start again from the last checkpoint",
+                at=error.at,
             ) from error
         return lost
 

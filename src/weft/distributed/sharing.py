@@ -23,11 +23,11 @@ from weft.collectives import (
     take_shard,
 )
 from weft.distributed.parameters import (
-    gather_part,
+    gather_value,
     is_of_experts,
     is_part,
-    part_of,
-    whole_shape,
+    own_value,
+    part_facts,
 )
 
 __all__ = [
@@ -77,7 +77,18 @@ def data_parallel(optimizer: Any, *, zero: int = 0, mesh_axis: str = "data") -> 
             got={"optimizer": type(optimizer).__name__, "zero": zero},
             fix="zero=0, or AdamW, and Trainer(accumulate=...) in place of the optimiser's",
         )
-    sharing = GradientSharing(mesh_axis, zero, axis_size(mesh_axis), are_split)
+    facts = [part_facts(parameter) for parameter in optimizer.parameters]
+    axes = tuple("" if known is None else known.mesh_axis for known in facts)
+    copies = tuple(None if known is None else known.copies for known in facts)
+    if zero and any(copies):
+        raise wf.UnsupportedError(
+            "data_parallel",
+            "experts that several processes have copies of are not split further",
+            expected="zero=0 where shard_experts has copies=...",
+            got={"zero": zero, "copies": max(filter(None, copies))},
+            fix="zero=0, or shard_experts(model) along all processes with zero=3",
+        )
+    sharing = GradientSharing(mesh_axis, zero, axis_size(mesh_axis), are_split, axes, copies)
     with wf.no_grad():
         for parameter, slots, split in zip(
             optimizer.parameters, optimizer.state, are_split, strict=True
@@ -186,6 +197,10 @@ class GradientSharing:
     """How many processes there are; a program for another number is another program."""
     are_split: tuple[bool, ...] = ()
     """Which parameters are parts (with zero=3, and those of experts): gradients arrive summed."""
+    part_axes: tuple[str, ...] = ()
+    """For each parameter the mesh axis that it is split along; empty for those that are whole."""
+    copy_axes: tuple[str | None, ...] = ()
+    """For each parameter the axis along which processes have the same part of experts, if any."""
     stage_axis: str | None = None
     """The mesh axis along which processes hold other parameters: the stages of a pipeline."""
     counted: tuple[bool, ...] = ()
@@ -234,14 +249,12 @@ class GradientSharing:
     def whole_state(self, value: wf.Tensor, parameter: wf.Tensor) -> wf.Tensor:
         """What is kept for a parameter, gathered from the processes that have parts of it."""
         if is_part(parameter):
-            return gather_part(value, whole_shape(parameter), self.mesh_axis)
+            return gather_value(value, parameter)
         return self.whole([value], [parameter])[0]
 
     def own_state(self, value: wf.Tensor, parameter: wf.Tensor) -> wf.Tensor:
         """This process's part of what is kept for a parameter."""
-        if is_part(parameter):
-            return part_of(value, self.mesh_axis).reshape(parameter.shape)
-        return self.part(value)
+        return own_value(value, parameter) if is_part(parameter) else self.part(value)
 
     def norm(self, gradients: Gradients, norm_of: Callable[[Gradients], wf.Tensor]) -> wf.Tensor:
         """The norm of all gradients, of which this process may hold a part."""
@@ -249,12 +262,11 @@ class GradientSharing:
             return norm_of(gradients)
         if self.counted:
             gradients = [g if own else None for g, own in zip(gradients, self.counted, strict=True)]
-        marks = self._are_parts(len(gradients))
-        parts = [g for g, split in zip(gradients, marks, strict=True) if split]
-        wholes = [g for g, split in zip(gradients, marks, strict=True) if not split]
-        squares = norm_of(wholes) ** 2
-        if self._has_any_parts:
-            squares = squares + all_reduce(norm_of(parts) ** 2, self.mesh_axis)
+        axes = self._axes_of_parts(len(gradients))
+        squares = norm_of([g for g, axis in zip(gradients, axes, strict=True) if not axis]) ** 2
+        for each in sorted({axis for axis in axes if axis}):
+            parts = [g for g, axis in zip(gradients, axes, strict=True) if axis == each]
+            squares = squares + all_reduce(norm_of(parts) ** 2, each)
         if self.stage_axis is not None:
             squares = all_reduce(squares, self.stage_axis)
         return wf.sqrt(squares)
@@ -268,9 +280,11 @@ class GradientSharing:
             flag = all_reduce(flag, self.stage_axis, op="min")
         return flag > 0
 
-    def _are_parts(self, count: int) -> tuple[bool, ...]:
-        """Which gradients this process holds a part of."""
-        return self.are_split if any(self.are_split) else (self.has_parts,) * count
+    def _axes_of_parts(self, count: int) -> tuple[str, ...]:
+        """For each gradient the axis along which processes hold parts of it; empty for none."""
+        if any(self.are_split):
+            return self.part_axes
+        return (self.mesh_axis if self.has_parts else "",) * count
 
     @property
     def _has_any_parts(self) -> bool:
@@ -281,9 +295,12 @@ class GradientSharing:
         """Sums that were split on the way back, and whole gradients, as means."""
         pairs = list(zip(gradients, self.are_split, strict=True))
         means = _in_buckets([None if split else g for g, split in pairs], self._mean_bucket)
+        rows = zip(pairs, means, self.copy_axes, strict=True)
         return [
-            g / self.size if split and g is not None else mean
-            for (g, split), mean in zip(pairs, means, strict=True)
+            (g if copies is None else all_reduce(g, copies)) / self.size
+            if split and g is not None
+            else mean
+            for (g, split), mean, copies in rows
         ]
 
     def _padded_rows(self, tensor: wf.Tensor) -> wf.Tensor:

@@ -14,8 +14,10 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Doing", "StatusBoard"]
+__all__ = ["STATUS", "Doing", "StatusBoard"]
 
+STATUS = "status"
+"""The name of the file in the job's folder."""
 SLOT = 1024
 """Bytes of a process's place."""
 
@@ -40,7 +42,7 @@ class StatusBoard:
     """The places of all processes of a job on one host."""
 
     def __init__(self, folder: str | os.PathLike[str], size: int) -> None:
-        path = Path(folder) / "status"
+        path = Path(folder) / STATUS
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -317,7 +318,7 @@ class Worker:
 
 def _load_ray() -> Any:
     try:
-        import ray
+        return import_module("ray")
     except ImportError as error:
         raise wf.UnsupportedError(
             "ParameterServer",
@@ -327,7 +328,6 @@ def _load_ray() -> Any:
             note=str(error),
             fix='pip install "weft[ray]", or engine="local"',
         ) from error
-    return ray
 
 
 def _check_server(

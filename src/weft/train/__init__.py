@@ -10,6 +10,7 @@
 
 from weft.names import explain_all as _explain_all
 from weft.names import missing_from as _missing_from
+from weft.train.automatic import AutoStrategy
 from weft.train.callbacks import (
     BestCheckpoint,
     Callback,
@@ -26,6 +27,7 @@ from weft.train.events import EventWriter
 from weft.train.history import History
 from weft.train.live import LiveCurves
 from weft.train.loggers import CSVLogger, Histograms, JSONLogger, TensorBoard
+from weft.train.mesh_strategy import MeshStrategy
 from weft.train.metrics import (
     MAE,
     MSE,
@@ -55,11 +57,12 @@ from weft.train.trackers import MLflowLogger, WandbLogger
 from weft.train.trainer import Trainer
 
 __all__ = [
-    "AUC", "F1", "MAE", "MSE", "R2", "Accuracy", "BestCheckpoint", "CSVLogger", "Callback",
-    "Checkpoint", "CheckpointError", "CheckpointFolder", "ConfusionMatrix", "Distillation",
-    "EarlyStopping", "EventWriter", "Histograms", "History", "JSONLogger", "LambdaCallback",
-    "LearningRateLogger", "LiveCurves", "LocalStrategy", "MLflowLogger", "Mean", "Metric",
-    "Perplexity", "PipelineStrategy", "Precision", "Progress", "Recall", "RunLog",
+    "AUC", "F1", "MAE", "MSE", "R2", "Accuracy", "AutoStrategy", "BestCheckpoint", "CSVLogger",
+    "Callback", "Checkpoint", "CheckpointError", "CheckpointFolder", "ConfusionMatrix",
+    "Distillation", "EarlyStopping", "EventWriter", "Histograms", "History", "JSONLogger",
+    "LambdaCallback",
+    "LearningRateLogger", "LiveCurves", "LocalStrategy", "MLflowLogger", "Mean", "MeshStrategy",
+    "Metric", "Perplexity", "PipelineStrategy", "Precision", "Progress", "Recall", "RunLog",
     "ScheduleCallback", "StopOnNan", "TensorBoard", "TopK", "Trainer", "Trial", "WandbLogger",
     "as_metrics", "cross_validate", "find_lr", "halving_search", "optuna_search", "plot",
     "random_search", "register_metric",

@@ -1,81 +1,172 @@
-"""`Trainer(strategy="auto")`: the way to share the work that sends least, among those that fit.
+"""`Trainer(strategy="auto")`: the plan for a model and its first batch that takes least time.
 
-What processes hold of parameters, gradients and the optimiser's state is known before the first
-batch, and so are the bytes that each sends in a step. What activations take is not: half of the
-memory is left to them.
+The step of the trainer is planned as `weft plan` does: every mesh of data x model, with state that
+is replicated or divided, and for a row of modules every pipeline, with its cut, schedule,
+micro-batches and recomputation. Each is simulated; the fastest that fits the memory of a process
+and that the trainer can run is taken. Costs are given, not measured, so that the choice, and with
+it the bits of a training, do not depend on the time of day.
 
 >>> import weft as wf
->>> net = wf.nn.Linear(1000, 1000)
->>> optimizer = wf.optim.Adam(net.parameters())
->>> ranked = ranked_strategies(optimizer, processes=4, memory=32e6)
->>> [(each.name, each.fits) for each in ranked]
-[('zero2', True), ('zero1', True), ('zero3', True), ('data', False)]
+>>> wf.random.seed(0)
+>>> net = wf.nn.Linear(3, 1)
+>>> trainer = wf.train.Trainer(
+...     net, "mse_loss", wf.optim.Adam(net.parameters()), strategy="auto", progress=False
+... )
+>>> history = trainer.fit((wf.ones((8, 3)), wf.ones((8, 1))), batch_size=4)
+>>> trainer.strategy.plan.best.mesh, trainer.strategy.plan.best.state
+(Mesh(data=1, model=1), 'replicated')
+>>> wf.distributed.shutdown()
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Any
 
 import weft as wf
+from weft.distributed.planning import Choice, Plan
+from weft.sharding import Costs, parse_bytes
+from weft.train import batches
+from weft.train.mesh_strategy import MeshStrategy
+from weft.train.pipeline_strategy import PipelineStrategy
+from weft.train.strategies import STRATEGIES, DataStrategy, SplitStrategy, Strategy, WholeStrategy
 
-__all__ = ["SharedState", "choose_strategy", "ranked_strategies"]
+__all__ = ["AutoStrategy", "find_strategy", "memory_of_process"]
 
-SHARE = 0.5
-"""The part of a process's memory that parameters, gradients and state may take."""
-
-
-class SharedState(NamedTuple):
-    """One way to share: its name, the bytes that a process holds, and those that it sends."""
-
-    name: str
-    held: float
-    sent: float
-    fits: bool
+PROCESSOR = Costs(bandwidth=4e9, latency=2e-5, flops=5e10, memory=1e10, overhead=1e-4)
+"""About what a core does, and Open MPI on one host, for models that are on no card."""
+LEVELS = {"replicated": 0, "moments divided": 2, "all divided": 3}
+"""The level of ZeRO that keeps state as a choice of a plan says, where batches alone are split."""
 
 
-def ranked_strategies(
-    optimizer: Any, *, processes: int, memory: float, whole: bool = False
-) -> list[SharedState]:
-    """The strategies for an optimiser's parameters, the best first.
+class AutoStrategy(WholeStrategy):
+    """The plan with which a step takes least time, looked for when a training begins.
 
-    memory: what each process has. whole: whether parameters and state must stay whole.
+    memory: of a process, in bytes or as "8GB"; else that of its host, divided among its processes.
+    costs: of links and work, as `wf.distributed.read_costs` reads them; else about those of a
+    core or, for a model on a card, of `Costs()`. What was chosen then takes the place of this
+    strategy, with the plan as its `plan`.
     """
-    parameters = float(_bytes_of(optimizer.parameters))
-    state = float(_bytes_of([value for slots in optimizer.state for value in slots.values()]))
-    n = processes
-    part = (n - 1) / n * parameters  # what one gathering, or one scattering, sends
-    ways = {
-        "data": (2 * parameters + state, 2 * part),
-        "zero2": (2 * parameters + state / n, 2 * part),
-        "zero1": (2 * parameters + state / n, 3 * part),
-        "zero3": ((2 * parameters + state) / n, 3 * part),
-    }
-    is_divisible = optimizer.rowwise and optimizer.waiting is None and not whole
-    found = [
-        SharedState(name, held, sent, held <= SHARE * memory)
-        for name, (held, sent) in ways.items()
-        if name == "data" or is_divisible
-    ]
-    return sorted(found, key=lambda each: (not each.fits, each.sent if each.fits else each.held))
+
+    def __init__(self, memory: str | int | None = None, costs: Any = None) -> None:
+        super().__init__()
+        self._memory, self._costs = memory, costs
+
+    def begin_fit(self, trainer: Any, loader: Any) -> Any:
+        """See `Strategy`: choose, and go on as the one that was chosen."""
+        memory = int(memory_of_process()) if self._memory is None else self._memory
+        choices = self.write_once(lambda: self._look(trainer, loader, memory))
+        found = Plan(_no_step, choices, parse_bytes("train.Trainer", memory))
+        strategy = strategy_of(found.best)
+        strategy.plan = found
+        trainer.strategy = strategy
+        strategy.share_trainer(trainer)
+        return strategy.begin_fit(trainer, loader)
+
+    def _look(self, trainer: Any, loader: Any, memory: Any) -> list[Choice]:
+        """All choices that the trainer can run, for the loader's first batch."""
+        place = loader.position if hasattr(loader, "position") else None
+        batch = batches.as_batch(next(iter(loader)))
+        if place is not None:
+            loader.seek(*place)
+        usual = PROCESSOR if trainer.device.kind == "cpu" else Costs()
+        costs = usual if self._costs is None else self._costs
+        return choices_of(trainer, batch, wf.distributed.world_size(), memory, costs)
 
 
-def choose_strategy(optimizer: Any, *, whole: bool = False) -> str:
-    """The name of the best strategy that fits; the same on all processes."""
-    if not wf.distributed.is_initialized():
-        wf.distributed.init()
-    memory, processes = memory_of_process(), wf.distributed.world_size()
-    best, *_ = ranked_strategies(optimizer, processes=processes, memory=memory, whole=whole)
-    if not best.fits:
-        raise wf.OutOfMemoryError(
+def _no_step(*_: Any) -> None:
+    """The trainer runs the step, and not its plan."""
+
+
+def choices_of(trainer: Any, batch: Any, devices: int, memory: Any, costs: Any) -> list[Choice]:
+    """The ways to train on a batch that the trainer can run on so many devices, each simulated."""
+    one = wf.tensor(1.0)
+
+    def step(batch: Any, model: Any, optimizer: Any, ema: Any, loss: Any, teacher: Any) -> Any:
+        state = (model, optimizer, ema, loss, teacher)
+        return trainer.train_programs.function(batch, state, one, one, True, False)[0]
+
+    found = wf.distributed.plan(
+        step, batch, *trainer.called_state(), devices=devices, memory=memory, costs=costs
+    )
+    choices = [choice for choice in found.choices if _is_possible(choice, trainer)]
+    if devices > 1 and _has_stages(trainer, batch):
+        with suppress(wf.ArgumentError):  # rows, or modules, do not divide
+            more = wf.distributed.plan_pipeline(
+                trainer.model, batch[0], devices=devices, memory=memory, costs=costs
+            )
+            choices += more.choices
+    return choices
+
+
+def _is_possible(choice: Choice, trainer: Any) -> bool:
+    """Whether the trainer can run a choice of one program."""
+    optimizer = trainer.optimizer
+    if choice.mesh.axes["model"] > 1:
+        return bool(trainer.train_programs.compiled)
+    return choice.state == "replicated" or (optimizer.rowwise and optimizer.waiting is None)
+
+
+def _has_stages(trainer: Any, batch: Any) -> bool:
+    """Whether the trainer can run the model as a pipeline; see `PipelineStrategy`."""
+    is_row = isinstance(trainer.model, wf.nn.Sequential) and len(trainer.model) > 1
+    is_pair = isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[0], wf.Tensor)
+    is_plain = type(trainer).objective is wf.train.Trainer.objective
+    learned = hasattr(trainer.loss_function, "named_parameters")
+    is_alone = trainer.distillation is None and trainer.optimizer.waiting is None
+    return is_row and is_pair and is_plain and is_alone and not learned
+
+
+class PlannedMeshStrategy(MeshStrategy):
+    """A mesh with the placements that a choice has for every value of the step."""
+
+    def __init__(self, choice: Choice) -> None:
+        super().__init__(mesh=choice.mesh)
+        self._chosen = choice.placements
+
+    def placements(self, trainer: Any) -> dict[str, Any]:
+        """See `MeshStrategy`; batches are placed by their rows."""
+        return {name: spec for name, spec in self._chosen.items() if not name.startswith("batch")}
+
+
+def strategy_of(choice: Choice) -> Strategy:
+    """The strategy that runs a choice."""
+    if choice.pipeline is not None:
+        return PipelineStrategy(choice.mesh.axes["stage"], **choice.pipeline)
+    if choice.mesh.axes["model"] > 1:
+        return PlannedMeshStrategy(choice)
+    level = LEVELS[choice.state]
+    return SplitStrategy(level) if level == 3 else DataStrategy(level)
+
+
+def find_strategy(wanted: str | Strategy | None, *, whole: bool = False) -> Strategy:
+    """The strategy of a name, or the one given; None is that of one process.
+
+    whole: whether "auto" must leave each process all parameters and state.
+
+    >>> find_strategy(None).size
+    1
+    """
+    if wanted is None:
+        return Strategy()
+    if isinstance(wanted, Strategy):
+        return wanted
+    if wanted == "auto":
+        return DataStrategy(0) if whole else AutoStrategy()
+    if wanted not in STRATEGIES:
+        raise wf.ArgumentError(
             "train.Trainer",
-            "no strategy fits the memory of a process",
-            expected=f"at most {SHARE * memory:,.0f} bytes of parameters, gradients and state",
-            got={"strategy": best.name, "bytes": f"{best.held:,.0f}", "processes": processes},
-            fix="start more processes, on more hosts; or name a strategy to try it all the same",
+            "there is no such strategy",
+            expected="None, auto, one of " + ", ".join(STRATEGIES) + ", or a strategy of wf.train: "
+            "MeshStrategy(plan, data=2, model=2), PipelineStrategy(stages=2), "
+            "LocalStrategy(every=8), AutoStrategy(costs=...)",
+            got={"strategy": wanted},
+            fix='strategy="data"',
         )
-    return best.name
+    level = STRATEGIES[wanted]
+    return SplitStrategy(level) if level == 3 else DataStrategy(level)
 
 
 def memory_of_process() -> float:
@@ -84,7 +175,3 @@ def memory_of_process() -> float:
     rows = wf.distributed.gather_objects((socket.gethostname(), own))
     names = [name for name, _ in rows]
     return float(min(memory / names.count(name) for name, memory in rows))
-
-
-def _bytes_of(tensors: Any) -> int:
-    return sum(int(tensor.size) * tensor.dtype.itemsize for tensor in tensors)

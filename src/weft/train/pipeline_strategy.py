@@ -117,7 +117,7 @@ class PipelineStrategy(DataStrategy):
     def model_state(self, model: Any) -> Any:
         """See `Strategy`."""
         self.pipeline.gather_weights()
-        return model.state_dict()
+        return super().model_state(model)  # which gathers experts that are divided along data
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """See `Strategy`: what each stage keeps, under the names of the whole."""

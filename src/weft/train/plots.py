@@ -216,8 +216,9 @@ def value_range(values: Sequence[float], margin: float) -> tuple[float, float]:
     """The least and the largest of numbers that are finite, with a margin."""
     finite = [value for value in values if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=1.0)
-    if low == high:
-        low, high = low - 0.5, high + 0.5
+    if low == high:  # a rate of 0.001 is not read as 0 where its axis goes to half of it
+        spare = abs(low) / 2 or 0.5
+        low, high = low - spare, high + spare
     spare = (high - low) * margin
     return low - spare, high + spare
 

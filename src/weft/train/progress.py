@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TextIO
 
@@ -49,6 +50,8 @@ class Progress(Callback):
             self.display = Lines(stream)
         else:
             self.display = RichBar(stream) if find_spec("rich") else Bar(stream)
+        if trainer.strategy.plan is not None and trainer.step == 0:
+            stream.write(f"{trainer.strategy.plan}\n")
 
     def on_epoch_begin(self, trainer: Any) -> None:
         """Begin a bar, from where a resumed run begins."""
@@ -97,7 +100,7 @@ class Lines:
         """Write the epoch's line."""
         seconds = time.perf_counter() - self.start
         spent = f"{duration(seconds)}, {self.speed(trainer):.4g} batches/s"
-        self._write(f"epoch {_epoch_text(trainer)}  {spent}  {numbers(trainer.row)}")
+        self._write(f"epoch {_epoch_text(trainer)}  {spent}  {numbers_text(trainer.row)}")
 
     def close(self, trainer: Any) -> None:
         """Say why it stopped early."""
@@ -146,13 +149,12 @@ class RichBar(Lines):
     """The bar of the package `rich`."""
 
     def __init__(self, stream: TextIO) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
-
         super().__init__(stream)
-        self.console = Console(file=stream)
-        columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.description}", markup=False))
-        self.bar = Progress(*columns, console=self.console, transient=True)
+        rich = import_module("rich.progress")
+        self.console = import_module("rich.console").Console(file=stream)
+        text = rich.TextColumn("{task.description}", markup=False)
+        columns = (rich.SpinnerColumn(), rich.BarColumn(), text)
+        self.bar = rich.Progress(*columns, console=self.console, transient=True)
         self.task: Any = None
 
     def begin(self, trainer: Any) -> None:
@@ -195,10 +197,10 @@ def remaining_seconds(trainer: Any, speed: float) -> float:
     return batches / speed
 
 
-def numbers(row: Mapping[str, Any]) -> str:
+def numbers_text(row: Mapping[str, Any]) -> str:
     """The numbers of a row, but for those that stand elsewhere.
 
-    >>> numbers({"epoch": 1, "step": 10, "loss": 0.51234, "val_accuracy": 0.975})
+    >>> numbers_text({"epoch": 1, "step": 10, "loss": 0.51234, "val_accuracy": 0.975})
     'loss 0.5123  val_accuracy 0.975'
     """
     left_out = ("epoch", "step", "seconds")

@@ -2,12 +2,11 @@
 
 Each process takes its part of every batch. Loss and gradients are those of the whole batch on all
 processes, whatever the sizes of the parts; files are written by the first process alone. Pipelines
-have a module of their own (pipeline_strategy.py).
+and meshes have modules of their own (pipeline_strategy.py, mesh_strategy.py).
 
->>> import weft as wf
->>> from weft.train.strategies import find_strategy
->>> find_strategy(None).size
-1
+>>> from weft.train.strategies import STRATEGIES, Strategy
+>>> Strategy().size, list(STRATEGIES)
+(1, ['data', 'zero1', 'zero2', 'zero3'])
 """
 
 from __future__ import annotations
@@ -18,10 +17,9 @@ from itertools import islice
 from typing import Any
 
 import weft as wf
-from weft.train.automatic import choose_strategy
 
 __all__ = ["STRATEGIES", "DataStrategy", "LocalStrategy", "SplitStrategy", "Strategy",
-           "find_strategy", "no_average"]  # fmt: skip
+           "WholeStrategy", "no_average"]  # fmt: skip
 
 STRATEGIES = {"data": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 """The strategies, and what of the state each splits; see `wf.distributed.data_parallel`."""
@@ -34,6 +32,8 @@ class Strategy:
     size = 1
     pads = False
     """Whether a batch with fewer rows than processes is filled up, with rows that weigh nothing."""
+    plan: Any = None
+    """The plan that it was chosen by, where it was."""
 
     def share_trainer(self, trainer: Any) -> None:
         """Have the trainer's model and optimiser take part."""
@@ -88,6 +88,10 @@ class Strategy:
         """Put the whole state of an optimiser in place."""
         optimizer.load_state_dict(state)
 
+    def begin_fit(self, trainer: Any, loader: Any) -> Any:
+        """Make ready for a training; the loader to read from."""
+        return self.share_loader(loader)
+
     def share_loader(self, loader: Any) -> Any:
         """The loader, which gives this process its part of each batch."""
         return loader
@@ -120,26 +124,55 @@ class Strategy:
         return write()
 
 
-class DataStrategy(Strategy):
-    """Data parallel training over the mesh axis "data"."""
+class WholeStrategy(Strategy):
+    """Processes that all read whole batches, of which the first writes files."""
 
-    pads = True
-
-    def __init__(self, zero: int) -> None:
+    def __init__(self) -> None:
         if not wf.distributed.is_initialized():
             wf.distributed.init()
+        self.rank = wf.distributed.rank()
+
+    def write_once(self, write: Any) -> Any:
+        """See `Strategy`; the others wait, and an error of the writer is theirs, too."""
+        result, error = None, None
+        if self.rank == 0:
+            try:
+                result = write()
+            except Exception as raised:
+                error = raised
+        result, failed = wf.distributed.broadcast_object((result, error))
+        if failed is not None:
+            raise error or failed
+        return result
+
+
+class DataStrategy(WholeStrategy):
+    """Data parallel training over the mesh axis "data"; over all processes where experts have one.
+
+    On a mesh of data x expert every process has rows of its own.
+    """
+
+    pads = True
+    axis = "data"
+
+    def __init__(self, zero: int) -> None:
+        super().__init__()
         self.zero = zero
         self.find_place()
 
     def find_place(self) -> None:
         """Note who this process is, among all and along the axis of batches."""
         self.rank = wf.distributed.rank()
-        self.size = wf.distributed.axis_size("data")
-        self.place = int(wf.distributed.axis_index("data").item())
+        self.size = wf.distributed.axis_size(self.axis)
+        self.place = int(wf.distributed.axis_index(self.axis).item())
 
     def share_trainer(self, trainer: Any) -> None:
         """See `Strategy`."""
-        wf.distributed.data_parallel(trainer.optimizer, zero=self.zero)
+        modules = trainer.model.modules()
+        if any(getattr(each, "mesh_axis", None) not in (None, "data", "world") for each in modules):
+            self.axis = "world"
+            self.find_place()
+        wf.distributed.data_parallel(trainer.optimizer, zero=self.zero, mesh_axis=self.axis)
 
     def share_loader(self, loader: Any) -> Any:
         """See `Strategy`; batches that are no loader's are the same on all processes."""
@@ -155,12 +188,12 @@ class DataStrategy(Strategy):
         """See `Strategy`: the mean over all rows, the loss of this process, all rows."""
         own, mean_rows = loss.detach(), DataStrategy.mean_rows(self, rows)
         share = rows / mean_rows
-        whole = wf.distributed.all_reduce(own * share, "data", op="mean")
+        whole = wf.distributed.all_reduce(own * share, self.axis, op="mean")
         return loss * share, wf.stack([whole, own, mean_rows * self.size])
 
     def mean_rows(self, rows: wf.Tensor) -> wf.Tensor:
         """See `Strategy`."""
-        mean: wf.Tensor = wf.distributed.all_reduce(rows, "data", op="mean")
+        mean: wf.Tensor = wf.distributed.all_reduce(rows, self.axis, op="mean")
         return mean
 
     def read_loss(self, told: wf.Tensor, rows: int) -> tuple[float, int, str]:
@@ -191,19 +224,6 @@ class DataStrategy(Strategy):
     def load_model(self, model: Any, weights: Any) -> None:
         """See `Strategy`."""
         wf.distributed.load_whole_state(model, weights)
-
-    def write_once(self, write: Any) -> Any:
-        """See `Strategy`; the others wait, and an error of the writer is theirs, too."""
-        result, error = None, None
-        if self.rank == 0:
-            try:
-                result = write()
-            except Exception as raised:
-                error = raised
-        result, failed = wf.distributed.broadcast_object((result, error))
-        if failed is not None:
-            raise error or failed
-        return result
 
 
 class SplitStrategy(DataStrategy):
@@ -291,29 +311,3 @@ def no_average(strategy: str) -> wf.UnsupportedError:
         got={"strategy": strategy},
         fix='ema=None, or strategy="zero2"',
     )
-
-
-def find_strategy(
-    wanted: str | Strategy | None, optimizer: Any = None, whole: bool = False
-) -> Strategy:
-    """The strategy of a name, or the one given; None is that of one process.
-
-    For "auto" the optimiser says what is shared, and `whole` whether all of it must stay whole.
-    """
-    if wanted is None:
-        return Strategy()
-    if isinstance(wanted, Strategy):
-        return wanted
-    if wanted == "auto":
-        wanted = choose_strategy(optimizer, whole=whole)
-    if wanted not in STRATEGIES:
-        raise wf.ArgumentError(
-            "train.Trainer",
-            "there is no such strategy",
-            expected="None, auto, one of " + ", ".join(STRATEGIES) + ", or a strategy of wf.train: "
-            "PipelineStrategy(stages=2), LocalStrategy(every=8)",
-            got={"strategy": wanted},
-            fix='strategy="data"',
-        )
-    level = STRATEGIES[wanted]
-    return SplitStrategy(level) if level == 3 else DataStrategy(level)

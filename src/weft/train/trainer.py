@@ -29,6 +29,7 @@ from weft.optim import LBFGS, ExponentialMovingAverage, LossScale, schedules
 from weft.optim.precision import check_precision
 from weft.optim.states import named_tensors
 from weft.train import batches, resuming
+from weft.train.automatic import find_strategy
 from weft.train.callbacks import Callback, ScheduleCallback
 from weft.train.checkpoints import CheckpointFolder
 from weft.train.distillation import Distillation
@@ -38,7 +39,7 @@ from weft.train.metrics import Metric, as_metrics
 from weft.train.programs import Programs
 from weft.train.progress import Progress
 from weft.train.recovering import recovering_strategy
-from weft.train.strategies import Strategy, find_strategy
+from weft.train.strategies import Strategy
 
 __all__ = ["Trainer"]
 
@@ -56,8 +57,8 @@ class Trainer:
     `checkpoint_every` so many steps (else epochs) and `keep_last`, `seed`, `device` (the model is
     moved there, and batches go where it is), `strategy` for the processes of `weft launch`:
     "data" (each takes its part of a batch), "zero1" (and of the optimiser's state), "zero2" (and
-    of the gradients), "zero3" (and of the parameters), "auto" (the one of these that fits and sends
-    least) or a `PipelineStrategy`; with `recover` the others go on after the loss of a process, and
+    of the gradients), "zero3" (and of the parameters), a `MeshStrategy`, a `PipelineStrategy`, or
+    "auto" (the fastest plan that fits); with `recover` the others go on after the loss of one, and
     `distillation` lets it learn from another model (`Distillation`). A subclass may define
     `objective` where the loss needs more than that.
 
@@ -98,7 +99,7 @@ class Trainer:
         self.distillation = distillation
         self.model, self.loss_function = model, as_loss(loss)
         self.optimizer = _check_optimizer(optimizer)
-        self.strategy = find_strategy(strategy, optimizer, whole=recover or ema is not None)
+        self.strategy = find_strategy(strategy, whole=recover or ema is not None)
         if device is not None:
             self._move(device)
         self.metrics: list[Metric] = as_metrics(metrics)
@@ -321,7 +322,7 @@ class Trainer:
         then bitwise those of a run that was never interrupted.
         """
         loader = batches.as_loader("fit", data, batch_size, shuffle=True, seed=self.seed)
-        loader = self.strategy.share_loader(loader)
+        loader = self.strategy.begin_fit(self, loader)
         held_out = self._validation(validation, batch_size)
         self.total_batches = batches.count_of(loader)
         self.stopped = ""

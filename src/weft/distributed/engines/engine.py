@@ -26,6 +26,8 @@ class Engine(Communicator, Protocol):
     """A communicator that can also be split, and that is closed at the end."""
 
     name: str
+    ends_waits: bool
+    """Whether a call that waits too long for another process ends, with `LostProcess`."""
 
     def barrier(self) -> None:
         """Return once all processes are here."""

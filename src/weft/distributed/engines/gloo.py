@@ -1,7 +1,8 @@
 """Processes joined by gloo through xoscar: no launcher stands between them, and calls time out.
 
-Processes meet in a folder that all of them see. A group is made anew, under a new name, whenever
-its members change: after a loss the survivors make the next one. bfloat16 is summed in float32.
+Processes meet in a folder that all of them see, and connect by the names of their hosts. A group is
+made anew, under a new name, whenever its members change: after a loss, and where a link is cut,
+those that reach each other make the next one. bfloat16 is summed in float32.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import cached_property
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +22,7 @@ from weft.distributed.engines.engine import LostProcess, receivers, reduce_array
 from weft.distributed.engines.messages import Mailbox
 from weft.distributed.membership import Membership
 
-__all__ = ["Generation", "GlooEngine", "gloo_world", "join_gloo_world"]
+__all__ = ["Generation", "GlooEngine", "Place", "gloo_world", "join_gloo_world"]
 
 Array = np.ndarray[Any, Any]
 _TYPES = {
@@ -35,21 +37,35 @@ CONNECT = 10.0
 """Seconds that the members of a new group have to connect."""
 
 
-def gloo_world(rank: int, size: int, folder: str, timeout: float) -> GlooEngine:
+class Place(NamedTuple):
+    """Where a process is found: the job's folder, its host, and how long others wait for it."""
+
+    folder: str
+    timeout: float
+    host: str = "localhost"
+
+    def membership(self, own: int) -> Membership:
+        """The view of the job's members that a process has."""
+        folder = os.path.join(self.folder, "members")
+        return Membership(folder, own, self.timeout, self.host)
+
+
+def gloo_world(rank: int, size: int, place: Place) -> GlooEngine:
     """The engine of `size` processes that meet in a folder."""
-    members = Membership(os.path.join(folder, "members"), rank, timeout)
-    generation = Generation(members, 0, list(range(size)))
-    return GlooEngine(_load_gloo(), rank, size, folder, timeout, "world", generation)
+    gloo = _load_gloo()
+    generation = Generation(place.membership(rank), 0, list(range(size)))
+    return GlooEngine(gloo, rank, size, place, "world", generation)
 
 
-def join_gloo_world(rank: int, size: int, folder: str, timeout: float, restarts: int) -> GlooEngine:
+def join_gloo_world(rank: int, size: int, place: Place, restarts: int) -> GlooEngine:
     """The engine of the group that takes a process in that was started again.
 
     Its number is one that no process of the job had before.
     """
-    membership = Membership(os.path.join(folder, "members"), rank + restarts * size, timeout)
+    gloo = _load_gloo()
+    membership = place.membership(rank + restarts * size)
     number, members = membership.join()
-    return _engine_of(_load_gloo(), Generation(membership, number, members), folder, timeout)
+    return _engine_of(gloo, Generation(membership, number, members), place)
 
 
 class Generation(NamedTuple):
@@ -65,20 +81,20 @@ class Generation(NamedTuple):
         return Generation(self.membership, number, self.membership.meet(number, self.members))
 
 
-def _engine_of(gloo: Any, generation: Generation, folder: str, timeout: float) -> GlooEngine:
+def _engine_of(gloo: Any, generation: Generation, place: Place) -> GlooEngine:
     """The engine of a generation; where a member is lost before all are connected, of the next."""
     while True:
         members, name = generation.members, f"generation-{generation.number}"
-        place = members.index(generation.membership.own)
+        rank = members.index(generation.membership.own)
         try:
-            return GlooEngine(gloo, place, len(members), folder, timeout, name, generation)
+            return GlooEngine(gloo, rank, len(members), place, name, generation)
         except LostProcess:
             generation = generation.after()
 
 
 def _load_gloo() -> Any:
     try:
-        from xoscar.collective import xoscar_pygloo
+        return import_module("xoscar.collective.xoscar_pygloo")
     except ImportError as error:
         raise wf.UnsupportedError(
             "distributed.init",
@@ -88,30 +104,30 @@ def _load_gloo() -> Any:
             note=str(error),
             fix='pip install "weft[elastic]"',
         ) from error
-    return xoscar_pygloo
 
 
 class GlooEngine:
     """A context of gloo."""
 
     name = "gloo"
+    ends_waits = True
 
     def __init__(
         self,
         gloo: Any,
         rank: int,
         size: int,
-        folder: str,
-        timeout: float,
+        place: Place,
         group: str,
         generation: Generation | None = None,
     ) -> None:
         self._gloo, self._rank, self._size = gloo, rank, size
         self.generation = generation
-        self._folder, self._timeout, self._group = folder, timeout, group
-        os.makedirs(folder, exist_ok=True)
-        store = gloo.rendezvous.PrefixStore(group, gloo.rendezvous.FileStore(folder))
-        device = gloo.transport.tcp.CreateDevice(gloo.transport.tcp.attr("localhost"))
+        self._place, self._group = place, group
+        timeout = place.timeout
+        os.makedirs(place.folder, exist_ok=True)
+        store = gloo.rendezvous.PrefixStore(group, gloo.rendezvous.FileStore(place.folder))
+        device = gloo.transport.tcp.CreateDevice(gloo.transport.tcp.attr(place.host))
         self._context = gloo.rendezvous.Context(rank, size)
         is_later = generation is not None and generation.number > 0
         self._context.setTimeout(timedelta(seconds=min(timeout, CONNECT) if is_later else timeout))
@@ -211,7 +227,15 @@ class GlooEngine:
     @cached_property
     def _mailbox(self) -> Mailbox:
         """What messages go by: xoscar's calls wait for the receiver, and keep all threads so."""
-        return Mailbox(self._folder, self._group, self._rank, self._timeout)
+        if self._place.host != "localhost":
+            raise wf.UnsupportedError(
+                "distributed",
+                "messages of gloo's processes do not go from host to host",
+                expected="processes on one host, or joined by Open MPI",
+                got={"host": self._place.host},
+                fix="weft launch --engine mpi --hosts one,two train.py",
+            )
+        return Mailbox(self._place.folder, self._group, self._rank, self._place.timeout)
 
     def send(self, data: Array, target: int, tag: int) -> None:
         """See `Engine`."""
@@ -224,14 +248,14 @@ class GlooEngine:
     def subgroup(self, ranks: Sequence[int]) -> GlooEngine:
         """See `Engine`."""
         name = f"{self._group}.{'-'.join(map(str, ranks))}"
-        place = list(ranks).index(self._rank)
-        return GlooEngine(self._gloo, place, len(ranks), self._folder, self._timeout, name)
+        rank = list(ranks).index(self._rank)
+        return GlooEngine(self._gloo, rank, len(ranks), self._place, name)
 
     def survivors(self) -> GlooEngine:
         """The engine of the processes that are left, and of those that join."""
         assert self.generation is not None
         self.close()  # so that those notice who wait for this process
-        return _engine_of(self._gloo, self.generation.after(), self._folder, self._timeout)
+        return _engine_of(self._gloo, self.generation.after(), self._place)
 
     def close(self) -> None:
         """See `Engine`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def mpi_world() -> MpiEngine:
 
 def _load_mpi() -> Any:
     try:
-        from mpi4py import MPI
+        return import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as error:
         raise wf.UnsupportedError(
             "distributed.init",
@@ -42,13 +43,13 @@ def _load_mpi() -> Any:
             note=str(error),
             fix='pip install "weft[mpi]"',
         ) from error
-    return MPI
 
 
 class MpiEngine:
     """A communicator of MPI."""
 
     name = "mpi"
+    ends_waits = False
 
     def __init__(self, mpi: Any, communicator: Any) -> None:
         self._mpi = mpi

@@ -122,6 +122,7 @@ class NcclEngine:
     """A communicator of NCCL, and the engine for the host beside it."""
 
     name = "nccl"
+    ends_waits = False
 
     def __init__(self, nccl: Any, communicator: Any, host: Engine, card: CardMemory) -> None:
         self._nccl, self.communicator, self._host, self._card = nccl, communicator, host, card
@@ -150,7 +151,9 @@ class NcclEngine:
 
     def _wait(self) -> None:
         """Return once the card has done what it was given; an error that came meanwhile is told."""
-        self.communicator.device.sync()
+        card = self.communicator.device
+        card.set_current()  # the context is Weft's own; its object has to be told of it
+        card.sync()
         _call(self.communicator.get_async_error)
 
     def all_reduce(self, array: Array, reduce: Reduce) -> Array:

@@ -41,6 +41,7 @@ class ThreadEngine:
     """One thread's view of a group of threads."""
 
     name = "threads"
+    ends_waits = False
 
     def __init__(self, meeting: _Meeting, rank: int) -> None:
         self._meeting, self._rank = meeting, rank

@@ -168,7 +168,7 @@ class AxisReader:
         self.bound: set[int] = set()
         """Axes of the result whose places decide what an element is."""
 
-    def at(self, atom: Atom, index: Index) -> None:
+    def element_at(self, atom: Atom, index: Index) -> None:
         """See `ElementReader`."""
         self.reads.append((atom, index))
 

@@ -1,0 +1,199 @@
+"""Trainers whose step is divided over a mesh, by a plan that is given or looked for."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.distributed.jobs import launch
+from tests.hammer import NIGHTLY
+
+import weft as wf
+from weft import distributed, nn
+from weft.distributed import Costs, divided, split
+from weft.train import automatic
+
+GENERATOR = np.random.default_rng(0)
+X = GENERATOR.normal(size=(44, 8)).astype(np.float32)
+Y = GENERATOR.normal(size=(44, 4)).astype(np.float32)
+WEIGHTS = [(16, 8), (16,), (16, 16), (16,), (4, 16), (4,)]
+PLAN = {"0.*": split(0, "model"), "2.weight": split(1, "model")}
+FREE_LINKS = Costs(latency=0.0, bandwidth=1e15)
+SLOW_PRODUCTS = Costs(latency=1e-3, flops=1e6, memory=1e8, bandwidth=1e9, overhead=0.02)
+SLOW_WORK = Costs(latency=1e-3, flops=1e6, memory=1e9, bandwidth=1e15)
+
+
+def _model() -> nn.Sequential:
+    layers = [nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)]
+    net, generator = nn.Sequential(*layers), np.random.default_rng(1)
+    with wf.no_grad():
+        for parameter in net.parameters():
+            values = 0.3 * generator.normal(size=parameter.shape)
+            parameter.copy_(wf.tensor(values.astype(np.float32)))
+    return net
+
+
+def _fit(strategy: Any, **settings: Any) -> tuple[np.ndarray, wf.train.Trainer]:
+    """What is measured in training, with a last batch that does not divide."""
+    net = _model()
+    optimizer = wf.optim.AdamW(net.parameters(), lr=0.02)
+    trainer = wf.train.Trainer(
+        net, "mse_loss", optimizer, strategy=strategy, progress=False, seed=0, metrics=["mae"],
+        clip_norm=0.5, **settings,
+    )  # fmt: skip
+    history = trainer.fit((X, Y), epochs=2, batch_size=16, validation=(X[:20], Y[:20]))
+    measured = [history["loss"], history["val_loss"], history["mae"]]
+    return np.array(measured), trainer
+
+
+@pytest.fixture(scope="module")
+def alone() -> np.ndarray:
+    return _fit(None)[0]
+
+
+MESHES: list[dict[str, int]] = [{"model": 2}, {"data": 2, "model": 2}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", MESHES if NIGHTLY else MESHES[1:], ids=str)
+def test_a_step_over_a_mesh_trains_as_one_process(axes: dict[str, int], alone: np.ndarray) -> None:
+    count = int(np.prod(list(axes.values())))
+    moments = {"optimizer.state[[]4[]]*": divided("data")} if "data" in axes else {}
+
+    def run_rank() -> tuple[np.ndarray, list[tuple[int, ...]], list[tuple[int, ...]]]:
+        strategy = wf.train.MeshStrategy({**PLAN, **moments}, **axes)
+        parts: list[tuple[int, ...]] = []
+
+        class Look(wf.train.Callback):
+            def on_step_end(self, trainer: Any) -> None:
+                parts[:] = [p.shape for p in trainer.model.parameters()]
+
+        measured, trainer = _fit(strategy, callbacks=[Look()])
+        return measured, parts, [p.shape for p in trainer.model.parameters()]
+
+    for measured, parts, after in distributed.run_threads(run_rank, count):
+        np.testing.assert_allclose(measured, alone, rtol=1e-5)
+        assert parts == [(8, 8), (8,), (16, 8), (16,), (4, 16), (4,)]
+        assert after == WEIGHTS
+
+
+def test_checkpoints_of_a_mesh_are_whole_and_are_resumed_by_one_process(tmp_path: Any) -> None:
+    def run_rank() -> None:
+        _fit(wf.train.MeshStrategy(PLAN, model=2), checkpoint_folder=tmp_path / "mesh")
+
+    distributed.run_threads(run_rank, 2)
+    _fit(None, checkpoint_folder=tmp_path / "one")
+    resumed = []
+    for name in ("mesh", "one"):
+        net = _model()
+        optimizer = wf.optim.AdamW(net.parameters(), lr=0.02)
+        trainer = wf.train.Trainer(
+            net, "mse_loss", optimizer, progress=False, checkpoint_folder=tmp_path / name
+        )
+        resumed.append(trainer.fit((X, Y), 3, batch_size=16, resume=True)["loss"][-1])
+    np.testing.assert_allclose(resumed[0], resumed[1], rtol=1e-5)
+
+
+def test_a_plan_that_names_nothing_or_a_mesh_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(wf.ArgumentError, match="no parameter has a name like 'query'"):
+        _fit(wf.train.MeshStrategy({"query": split(0, "model")}, model=1))
+    with pytest.raises(wf.ArgumentError, match="does not fit the world"):
+        wf.train.MeshStrategy(PLAN, model=2)
+    with pytest.raises(wf.UnsupportedError, match="divided as a program"):
+        _fit(wf.train.MeshStrategy(model=1), compile=False)
+    experts = distributed.shard_experts(nn.MixtureOfExperts(4, 4, experts=2), "model")
+    optimizer = wf.optim.SGD(experts.parameters())
+    with pytest.raises(wf.UnsupportedError, match="processes have parts of these"):
+        wf.train.Trainer(experts, "mse_loss", optimizer, strategy=wf.train.MeshStrategy(model=1))
+    distributed.shutdown()
+
+
+MIXTURES = """
+import sys
+import numpy as np
+import weft as wf
+from tests.distributed.test_mesh_strategies import PLAN, _fit
+from weft.distributed import divided
+
+alone = _fit(None)[0]
+all_of_it = {**PLAN, "4.*": divided("data")}
+strategies = {
+    "data x tensor": lambda: wf.train.MeshStrategy(PLAN, data=2, model=2),
+    "ZeRO x tensor": lambda: wf.train.MeshStrategy(all_of_it, data=2, model=2),
+    "data x pipeline": lambda: wf.train.PipelineStrategy(2, micro_batches=2, cut=[2]),
+    "ZeRO x pipeline": lambda: wf.train.PipelineStrategy(2, micro_batches=2, cut=[4], zero=2),
+}
+for name in sys.argv[1:] or strategies:
+    np.testing.assert_allclose(_fit(strategies[name]())[0], alone, rtol=1e-5, err_msg=name)
+    print(name, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_mixtures_of_strategies_train_as_one_process_in_four(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mpi4py", reason="the engine mpi is not installed")
+    sources = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sources)))
+    # the update of a stage with few elements is eager, that of another is compiled
+    monkeypatch.setenv("WEFT_EAGER_ELEMENTS", "200")
+    names = () if NIGHTLY else ("ZeRO x tensor", "ZeRO x pipeline")
+    job = launch(tmp_path, MIXTURES, "--timeout", "60", processes=4, arguments=names)
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.count("ZeRO x pipeline") == 4
+
+
+CHOICES = [
+    (2, None, None, "PlannedMeshStrategy", "Mesh(data=1, model=2)"),  # each computes all of it
+    (2, SLOW_PRODUCTS, None, "DataStrategy", "Mesh(data=2, model=1)"),
+    (2, FREE_LINKS, None, "SplitStrategy", "Mesh(data=2, model=1)"),
+    (2, None, 8000, "PipelineStrategy", "Mesh(data=1, stage=2)"),
+    (4, FREE_LINKS, None, "PlannedMeshStrategy", "Mesh(data=2, model=2)"),
+    (4, SLOW_WORK, None, "PipelineStrategy", "Mesh(data=2, stage=2)"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "costs", "memory", "kind", "mesh"), CHOICES)
+def test_the_automatic_strategy_is_the_fastest_plan_and_trains_as_one_process(
+    count: int, costs: Costs | None, memory: int | None, kind: str, mesh: str, alone: np.ndarray
+) -> None:
+    def run_rank() -> tuple[np.ndarray, Any]:
+        measured, trainer = _fit(wf.train.AutoStrategy(memory, costs))
+        return measured, trainer.strategy
+
+    for measured, strategy in distributed.run_threads(run_rank, count):
+        np.testing.assert_allclose(measured, alone, rtol=1e-5)
+        assert (type(strategy).__name__, str(strategy.plan.best.mesh)) == (kind, mesh)
+
+
+def test_the_automatic_strategy_says_why_others_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_rank() -> str:
+        net, stream = _model(), io.StringIO()
+        trainer = wf.train.Trainer(
+            net, "mse_loss", wf.optim.AdamW(net.parameters()), strategy="auto", progress=False,
+            callbacks=[wf.train.Progress(stream)],
+        )  # fmt: skip
+        trainer.fit((X[:16], Y[:16]), batch_size=16)
+        return stream.getvalue()
+
+    first, second = distributed.run_threads(run_rank, 2)
+    assert "chosen" in first.splitlines()[1]
+    assert "of the time" in first.splitlines()[2]
+    assert second == ""
+
+
+def test_no_plan_fits_too_little_memory_on_any_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(automatic, "memory_of_process", lambda: 900.0)
+
+    def run_rank() -> str:
+        with pytest.raises(wf.OutOfMemoryError, match="no choice fits") as caught:
+            _fit("auto")
+        return caught.value.problem
+
+    assert len(distributed.run_threads(run_rank, 2)) == 2
