@@ -596,7 +596,9 @@ FAULTS: list[Fault] = [
         "a slice forgets where it begins",
         movement.slice_,
         "kind",
-        lambda kind: Movement(lambda reader, node, index: reader.at(node.operands[0], index)),
+        lambda kind: Movement(
+            lambda reader, node, index: reader.element_at(node.operands[0], index)
+        ),
         agrees(lambda x: x[3:90, 5:] * 2, X),
     ),
     Fault(

@@ -105,7 +105,8 @@ def compile_only(f: Function) -> None:
     plan_program(wf.ir.trace(f, wf.spec("float32", (8, 8))), CPU, (), WrittenKernels())
 
 
-@pytest.mark.parametrize("gradient", [False, True])
+# A program with its gradient holds the program alone.
+@pytest.mark.parametrize("gradient", [pytest.param(False, marks=pytest.mark.nightly), True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_twice_the_graph_takes_at_most_twice_the_work(kind: Function, gradient: bool) -> None:
     def work(n: int) -> int:

@@ -176,7 +176,9 @@ def test_a_movement_of_ones_own_is_written_into_its_readers() -> None:
     def read(reader: Any, node: Any, index: Any) -> Any:
         rows, columns = node.operands[0].type.shape
         first, second = index
-        return reader.at(node.operands[0], (first * -1 + (rows - 1), second * -1 + (columns - 1)))
+        return reader.element_at(
+            node.operands[0], (first * -1 + (rows - 1), second * -1 + (columns - 1))
+        )
 
     turn = define(Movement(read))
     x = wf.asarray(np.arange(12.0, dtype=np.float32).reshape(3, 4))

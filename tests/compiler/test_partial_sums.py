@@ -81,6 +81,27 @@ def test_partial_sums_of_short_floats_are_not_rounded(dtype: str) -> None:
     assert (wf.jit(lambda x: x.sum(axis=0))(x).numpy().astype(np.float32) == 3072).all()
 
 
+@pytest.mark.parametrize("shape", [(16, 4096), (1 << 18,), (4, 1 << 16)])
+def test_sums_of_parts_of_short_floats_leave_their_range(shape: tuple[int, ...]) -> None:
+    x = np.zeros(shape, np.float16)
+    x.reshape(-1)[:4096], x.reshape(-1)[-4096:] = 30, -30  # 122,880, where 65,504 is the largest
+    assert wf.jit(wf.sum)(wf.tensor(x)).item() == 0.0
+
+
+@pytest.mark.parametrize("shape", [(1 << 19,), (3, 5 * 2**15), (1 << 18,), ((1 << 18) + 1,)])
+def test_a_long_sum_has_the_same_bits_for_any_number_of_threads(shape: tuple[int, ...]) -> None:
+    x = drawn(7, *shape)
+    total, before, found = wf.jit(wf.sum), wf.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            wf.set_num_threads(threads)
+            found.append(total(wf.tensor(x)).item())
+    finally:
+        wf.set_num_threads(before)
+    assert len(set(found)) == 1
+    np.testing.assert_allclose(found[0], x.astype(np.float64).sum(), rtol=1e-5, atol=1e-2)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_one_bad_number_reaches_its_column_only(bad: float) -> None:
     x = drawn(3, 128, 20)
@@ -242,7 +263,10 @@ def test_gradients_of_biases_and_norms_are_made_in_the_chains_of_products() -> N
     given = [wf.tensor(each) for each in network_arrays()]
     program = compile_program(wf.ir.trace(gradients, *given))
     stages = [
-        stage for call in program.plan.launches for part in call.parts() for stage in part.stages
+        stage
+        for call in program.plan.launches
+        for part in call.nested_launches()
+        for stage in part.stages
     ]
     roots = [root for stage in stages if stage.group is not None for root in stage.group.roots]
     sums = [root.node.results[0].type.shape for root in roots if root.rows]

@@ -267,6 +267,47 @@ def test_a_product_with_a_vector_has_a_kernel_of_its_own() -> None:
     close(program.run([x, w])[0], product(x, w), "float32", 300)
 
 
+@pytest.mark.parametrize(
+    ("rows", "terms", "chunks"),
+    [
+        (255, 256, 1),  # below the bytes that threads share
+        (256, 256, 2),
+        (257, 256, 3),
+        (768, 256, 6),
+        (2044, 256, 16),
+        (4096, 256, 16),  # more bytes make no more chunks
+        (8, 65_536, 2),  # a row of more bytes than a chunk: a group of rows
+    ],
+)
+def test_a_matrix_that_meets_a_vector_is_cut_by_its_bytes(
+    rows: int, terms: int, chunks: int
+) -> None:
+    x, w = drawn(43, 1, terms), drawn(44, rows, terms)
+    program = compile_program(
+        wf.ir.trace(lambda x, w: x @ w.mT, *map(wf.tensor, (x, w))),
+    )
+    (launch,) = program.plan.launches
+    assert launch.name == "dots"
+    assert -(-launch.extent({}) // launch.grain({})) == chunks
+    found = []
+    for count in (1, 2, 3):
+        with threads(count):
+            found.append(program.run([x, w])[0])
+    assert found[0].tobytes() == found[1].tobytes() == found[2].tobytes()
+    close(found[0], product(x, w.T), "float32", terms)
+
+
+@pytest.mark.parametrize("columns", [255, 256, 257, 1100])
+def test_columns_that_meet_a_vector_have_the_same_bits_in_any_chunks(columns: int) -> None:
+    x, w = drawn(45, 1, 256), drawn(46, 256, columns)
+    multiply, found = wf.jit(wf.matmul), []
+    for count in (1, 2, 3):
+        with threads(count):
+            found.append(multiply(wf.tensor(x), wf.tensor(w)).numpy())
+    assert found[0].tobytes() == found[1].tobytes() == found[2].tobytes()
+    close(found[0], product(x, w), "float32", 256)
+
+
 def test_two_vectors_are_multiplied_with_several_sums() -> None:
     generator = np.random.default_rng(42)
     multiply = wf.jit(wf.matmul)

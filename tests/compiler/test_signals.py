@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.hammer import times
@@ -298,12 +299,12 @@ def seen(states: list[wf.Tensor]) -> set[float]:
 def test_a_write_back_that_is_interrupted_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
     f, states = stepped()
 
-    def half(self: Compiled, handles: list[wf.Tensor], outputs: list[wf.Tensor]) -> None:
+    def half(self: Compiled, handles: list[wf.Tensor], values: list[Any]) -> None:
         write = self.recording.writes[0]
         owner = write.source.owner(handles)
         assert owner is not None
         assert write.output is not None
-        owner._value = outputs[write.output]._value
+        owner._value = values[write.output]
         raise KeyboardInterrupt
 
     held = [state.detach() for state in states]  # so that nothing is written in place

@@ -12,7 +12,7 @@ import pytest
 import weft as wf
 from weft.compiler.targets.cpu.cache.program_store import freeze_program, thaw_program
 from weft.compiler.targets.cpu.runtime.program import Program
-from weft.compiler.targets.cpu.sorting import FEW, SHORT, Keys, _parts
+from weft.compiler.targets.cpu.sorting import FEW, SHORT, Keys, _row_parts
 from weft.compiler.targets.cpu.target import compile_program
 from weft.core.dtypes import float32, int64
 from weft.ir.dispatch import bind
@@ -158,8 +158,8 @@ def test_scratch_memory_is_planned_and_bounded() -> None:
     x = np.zeros((1000, 100), np.float32)
     program = program_of("sort", x, axis=1, descending=False)
     assert program.plan.planner.plan_for({}).peak == 16 * 100 * 2 * 8
-    assert _parts(3, 100, Keys(float32)) == 3
-    assert _parts(1000, 50_000_000, Keys(int64)) == 1
+    assert _row_parts(3, 100, Keys(float32)) == 3
+    assert _row_parts(1000, 50_000_000, Keys(int64)) == 1
     report = wf.explain(program.graph)
     assert not report.references
     assert "scratch" in str(report.memory)

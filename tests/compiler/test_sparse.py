@@ -13,7 +13,7 @@ from weft.compiler.plan.order import runnable_order
 from weft.compiler.plan.schedule import Task, peak, schedule
 from weft.compiler.targets.cpu.cache.program_store import freeze_program, thaw_program
 from weft.compiler.targets.cpu.engine import call_kernel
-from weft.compiler.targets.cpu.runtime.copies import CHUNK, copy_address, numbers
+from weft.compiler.targets.cpu.runtime.copies import CHUNK, copy_address, copy_numbers
 from weft.compiler.targets.cpu.target import compile_program
 from weft.ir.dispatch import bind
 from weft.ir.primitive import PRIMITIVES
@@ -61,7 +61,7 @@ def ran(step: Step, *arguments: Any) -> None:
 def test_a_copy_copies_every_byte_and_nothing_more(size: int) -> None:
     source = np.random.default_rng(0).integers(0, 255, size + 8).astype(np.uint8)
     target = np.zeros_like(source)
-    call_kernel(copy_address(), [source, target], numbers(size))
+    call_kernel(copy_address(), [source, target], copy_numbers(size))
     np.testing.assert_array_equal(target[:size], source[:size])
     assert not target[size:].any()
 

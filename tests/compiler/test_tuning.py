@@ -59,11 +59,11 @@ def test_the_fastest_way_is_kept_on_disk(folder: Path, monkeypatch: pytest.Monke
     seconds = {str(slow): 0.5}
     monkeypatch.setattr(tuning, "_compile_product", lambda compile_program, product, plan: plan)
     monkeypatch.setattr(tuning, "_seconds", lambda plan, arrays: seconds.get(str(plan), 1.0))
-    assert tuning.tuned(compile_program, product) == slow
+    assert tuning.tuned_plan(compile_program, product) == slow
     assert len([file for file in folder.rglob("*") if file.is_file()]) == 1
     tuning._plans.clear()
     seconds.clear()
-    assert tuning.tuned(compile_program, product) == slow, "found on disk"
+    assert tuning.tuned_plan(compile_program, product) == slow, "found on disk"
 
 
 def test_the_usual_way_stays_where_others_are_hardly_faster(
@@ -73,9 +73,9 @@ def test_the_usual_way_stays_where_others_are_hardly_faster(
     monkeypatch.setattr(
         tuning, "_seconds", lambda plan, arrays: 1.0 if plan.form == "usual" else 0.96
     )
-    assert tuning.tuned(compile_program, Product(float32, (1, 64, 128, 96), (False, True))) == Plan(
-        "usual"
-    )
+    assert tuning.tuned_plan(
+        compile_program, Product(float32, (1, 64, 128, 96), (False, True))
+    ) == Plan("usual")
 
 
 def test_a_tuned_program_computes_the_same(folder: Path) -> None:
@@ -96,7 +96,9 @@ def test_products_of_integers_are_tuned_without_the_blas(folder: Path) -> None:
 
 
 def test_unknown_and_empty_sizes_take_the_usual_way(folder: Path) -> None:
-    assert tuning.tuned(compile_program, Product(float32, (1, 0, 4, 5), (False, False))) is None
+    assert (
+        tuning.tuned_plan(compile_program, Product(float32, (1, 0, 4, 5), (False, False))) is None
+    )
     with wf.settings.changed(tuning=True):
         f = wf.jit(lambda x, w: x @ w)
         for rows in (60, 70, 80):

@@ -49,6 +49,22 @@ def compiled_calls() -> Iterator[list[str]]:
         eager.COMPILE[0] = before
 
 
+@contextmanager
+def observed_runs() -> Iterator[list[Any]]:
+    """What `Forms.find` finds for the calls inside, None for those by reference."""
+    found: list[Any] = []
+    find = eager.Forms.find
+
+    def noted(self: Any, args: Any, kwargs: Any) -> Any:
+        result = find(self, args, kwargs)
+        found.append(result[0])
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(eager.Forms, "find", noted)
+        yield found
+
+
 def random(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
@@ -157,6 +173,19 @@ def test_which_way_a_call_goes_depends_on_its_size(size: int) -> None:
     with compiled_calls() as names:
         shifted(wf.ones(size))
     assert ("shifted" in names) == (size >= N)
+
+
+def test_a_small_call_that_is_known_goes_another_way_once_it_counts_as_large() -> None:
+    @unit
+    def double(x: wf.Tensor) -> wf.Tensor:
+        return x + x
+
+    x = wf.asarray(random(3, 2))
+    for few, is_compiled in ((100, False), (1, True), (100, False), (6, True), (7, False)):
+        with wf.settings.changed(eager_elements=few), observed_runs() as runs:
+            for _ in range(3):
+                np.testing.assert_array_equal(double(x).numpy(), 2 * x.numpy())
+        assert (runs == [None] * 3) is not is_compiled
 
 
 def test_nothing_is_compiled_by_reference_inside_traces_and_under_observers() -> None:
@@ -337,6 +366,19 @@ def test_few_programs_serve_many_sizes() -> None:
 
 
 @pytest.mark.slow
+def test_a_join_is_compiled_where_it_is_made_again() -> None:
+    def join(count: int) -> wf.Tensor:
+        return wf.concat((wf.ones((300, count)), wf.zeros((300, 100))), axis=1)
+
+    with compiled_calls() as names:
+        for count in range(150, 160):  # as the keys of a model that writes grow
+            join(count)
+        assert names == []
+        found = [join(160) for _ in range(4)]
+        assert len(names) == 1
+    assert all((each[:, :160] == 1).all() and (each[:, 160:] == 0).all() for each in found)
+
+
 def test_a_function_of_ever_new_settings_goes_on_by_reference() -> None:
     @unit
     def offset(x: wf.Tensor, by: float) -> wf.Tensor:

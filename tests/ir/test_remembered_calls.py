@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 
 import weft as wf
 from weft.ir import remembered_calls
+from weft.ir.eager import forms_of
+from weft.ir.primitive import PRIMITIVES
 from weft.ir.remembered_calls import Remembered, remember_calls
 
 Function = Callable[[wf.Tensor], wf.Tensor]
@@ -139,3 +142,46 @@ def test_second_derivatives_go_through_remembered_calls() -> None:
         first.sum().backward()
         assert x.grad is not None
         assert x.grad.tolist() == [7.0, 25.0]  # of (x² + x⁴) / 2
+
+
+def _total() -> Function:
+    """A sum that remembers nothing yet."""
+    return remember_calls(lambda x: wf.ir.dispatch.apply(PRIMITIVES["reduce_sum"], x, axes=(0, 1)))
+
+
+def test_a_remembered_program_is_left_where_memory_or_settings_are_others() -> None:
+    with wf.settings.changed(eager="native", eager_elements=256):
+        x = wf.tensor(np.random.default_rng(5).standard_normal((300, 300)).astype("f4"))
+        known = _total()
+        native = {known(x).item() for _ in range(5)}
+        assert len(native) == 1
+        for view in (x.T, x[::-1]):  # one has a program of its own, one is done by reference
+            assert known(view).item() == _total()(view).item()
+        for changed in ({"eager": "reference"}, {"eager_elements": 1 << 20}, {"compiler": False}):
+            with wf.settings.changed(**changed):
+                assert known(x).item() == _total()(x).item() not in native
+        assert known(x).item() in native
+
+
+def test_a_remembered_program_is_left_where_users_have_rules() -> None:
+    with wf.settings.changed(eager="native", eager_elements=256):
+        x = wf.tensor(np.random.default_rng(6).standard_normal((300, 301)).astype("f4"))
+        forms = forms_of(PRIMITIVES["reduce_sum"], {"axes": (0, 1)})
+        assert forms is not None
+        run: Any = forms.find((x,), {})[0]
+        total = run([x])
+        assert run.compute_known([x.numpy()])[0] == total.numpy()
+        with wf.compiler.rewrite(lambda x: x * 2.0, lambda x: x + x, name="twice"):
+            assert run.compute_known([x.numpy()]) is None
+
+
+def test_threads_share_a_remembered_program() -> None:
+    with wf.settings.changed(eager="native", eager_elements=256):
+        total, values = _total(), [wf.full((200, 200), float(i)) for i in range(4)]
+
+        def totals(x: wf.Tensor) -> set[float]:
+            with wf.settings.changed(eager="native", eager_elements=256):
+                return {total(x).item() for _ in range(300)}
+
+        with ThreadPoolExecutor(4) as pool:
+            assert [*pool.map(totals, values)] == [{40_000.0 * i} for i in range(4)]

@@ -168,6 +168,20 @@ def cross_size() -> None:
 
 @mistake(
     FAMILY,
+    "A convolution of pictures whose channels stand last",
+    ShapeError,
+    "conv2d",
+    problem="channels differ",
+    expected="input channels == weight.shape[1] * groups",
+    got="x: f32[8, 32, 24, 3]   weight: f32[16, 3, 5, 5]   groups: 1",
+    fix="channels stand on axis 1: x.permute(0, 3, 1, 2)",
+)
+def conv_channels_last() -> None:
+    wf.conv2d(wf.zeros((8, 32, 24, 3)), wf.zeros((16, 3, 5, 5)))
+
+
+@mistake(
+    FAMILY,
     "A convolution of other channels than its kernel has",
     ShapeError,
     "conv2d",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations, pairwise
 from pathlib import Path
 from threading import Thread
@@ -14,11 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.quiet import wait_for_quiet
 
+import weft as wf
+from weft.core import host_memory
 from weft.core.dimensions import Dim, symbol
 from weft.core.errors import GraphError, OutOfMemoryError
+from weft.core.host_memory import available_memory
 from weft.core.locations import Location
 from weft.runtime import arena as arena_module
-from weft.runtime.arena import Arena, account, allocate, available_memory
+from weft.runtime.arena import Arena, account, allocate
 from weft.runtime.memory import ALIGNMENT, Lifetime, MemoryPlan, Planner, plan
 
 
@@ -323,10 +326,33 @@ def test_a_refused_allocation_is_the_same_error(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {"/sys/fs/cgroup/memory.max": "5000\n", "/sys/fs/cgroup/memory.current": "2000\n"}
-    monkeypatch.setattr(arena_module, "_text", lambda path: texts.get(path, ""))
+    monkeypatch.setattr(host_memory, "_text", lambda path: texts.get(path, ""))
     assert available_memory() == 3000
     texts["/sys/fs/cgroup/memory.max"] = "max\n"
     assert available_memory() is None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: wf.arange(1 << 26),
+        lambda: wf.ones((1 << 13, 1 << 13)),
+        lambda: wf.random.normal((1 << 26,)),
+        lambda: wf.tensor(range(1 << 26)),
+        lambda: wf.asarray(range(1 << 26, 0, -1)),
+    ],
+)
+def test_values_of_a_shape_ask_for_room_where_the_system_promises_too_much(
+    make: Callable[[], wf.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_memory, "available_memory", lambda: 1 << 27)
+    with pytest.raises(OutOfMemoryError, match="not enough memory"):
+        make()
+
+
+def test_a_view_of_many_elements_needs_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_memory, "available_memory", lambda: 1 << 20)
+    assert wf.broadcast_to(wf.ones(1), (1 << 20, 1 << 20)).shape == (1 << 20, 1 << 20)
 
 
 def test_allocations_do_not_overlap() -> None:

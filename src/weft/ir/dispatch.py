@@ -29,13 +29,14 @@ from weft.core.arrays import (
 from weft.core.devices import CPU, Device
 from weft.core.dtypes import from_numpy
 from weft.core.errors import OutOfMemoryError, UnsupportedError, WeftError
+from weft.core.host_memory import CHECKED_BYTES, fits_memory
 from weft.core.locations import Location, user_location
 from weft.core.shapes import Dim
 from weft.core.types import TensorType
 from weft.ir.autocast import AUTOCAST
 from weft.ir.constants import call_beside
 from weft.ir.graph import graphs_in
-from weft.ir.kinds import Collective, Control
+from weft.ir.kinds import Collective, Control, Random
 from weft.ir.parts import as_part
 from weft.ir.places import TRANSFER
 from weft.ir.primitive import Primitive
@@ -184,6 +185,8 @@ def evaluate(primitive: Primitive, arrays: list[Any], params: dict[str, Any]) ->
     device = traces.device
     if device is not None and device is not CPU and not any(array.ndim for array in arrays):
         return _evaluate_numbers(primitive, arrays, params, device)
+    if "shape" in params:
+        _check_room(primitive, arrays, params)
     if NATIVE and not OBSERVERS:
         found = NATIVE[0](primitive, arrays, params)
         if found is not None:
@@ -262,17 +265,29 @@ def _no_target(primitive: Primitive, arrays: Sequence[Any]) -> UnsupportedError:
     )
 
 
+def _check_room(primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]) -> None:
+    """Refuse what is made of a shape alone, and of more elements than there is memory for."""
+    if arrays and not isinstance(primitive.kind, Random):
+        return  # a view
+    if math.prod(params["shape"]) >= CHECKED_BYTES // LARGEST_ELEMENT:
+        refused = _too_large(primitive, arrays, params, None)
+        if refused is not None:
+            raise refused
+
+
 def _too_large(
-    primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any], error: Exception
+    primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any], error: Exception | None
 ) -> OutOfMemoryError | None:
-    """The error for results that no memory holds; None for another one."""
+    """The error for results that no memory holds; None for another one, or where there is room."""
     if isinstance(error, WeftError):
         return None
     given = [TensorType(from_numpy(array.dtype), array.shape) for array in arrays]
     ruled = primitive.type_rule(*given, **params)
     results = ruled if isinstance(ruled, tuple) else (ruled,)
-    sizes = [kind.dtype.itemsize * math.prod(kind.shape) for kind in results]
-    if not isinstance(error, MemoryError) and max(sizes, default=0) < BEYOND_MEMORY:
+    sizes = [kind.dtype.itemsize * int(math.prod(kind.shape)) for kind in results]
+    if error is None and fits_memory(sum(sizes)):
+        return None
+    if isinstance(error, ValueError | OverflowError) and max(sizes, default=0) < BEYOND_MEMORY:
         return None
     return OutOfMemoryError(
         primitive.name,
@@ -285,6 +300,8 @@ def _too_large(
 
 BEYOND_MEMORY = 1 << 47
 """More bytes than a process can address."""
+LARGEST_ELEMENT = 16
+"""Bytes of an element of the widest dtype."""
 
 
 def _observe(primitive: Primitive, arrays: Sequence[Any], result: Any) -> None:

@@ -5,7 +5,8 @@ a loss), and every primitive that is applied by itself, runs compiled when it is
 arrays of the host, of which one has at least `settings.eager_elements` elements. Everything else
 is computed by reference: small tensors, calls inside of a trace, under an observer such as
 `debug.nans`, and arguments that no key can be made of. So which way a call goes depends on its
-arguments and the settings alone, never on time or on what is in a cache.
+arguments and the settings alone, never on time or on what is in a cache. Joins, whose bits are the
+same either way, are the one exception: see `REPEATED`.
 
 The compiler fills `COMPILE`; without it all work is done by reference.
 
@@ -19,10 +20,10 @@ True
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import wraps
-from math import prod
 from typing import Any, ParamSpec, TypeVar, overload
 
 import numpy as np
@@ -31,7 +32,9 @@ from weft.core.arrays import CONCRETE, HostArray, can_compute_on
 from weft.core.devices import CPU
 from weft.core.errors import WeftError
 from weft.core.settings import settings
+from weft.core.wrong_calls import RECALLS
 from weft.ir.autocast import AUTOCAST
+from weft.ir.call_keys import DEEPEST, SIMPLE, plain_key, static_key
 from weft.ir.constants import beside_operands
 from weft.ir.derivatives import Tangent
 from weft.ir.dispatch import NATIVE, OBSERVERS, bind
@@ -68,14 +71,15 @@ CHEAP, DIFFERENTIATED = 512, 16
 """The same for element-wise ones: sums and products, which NumPy does as quickly on one core, and
 functions whose derivative is more than one operation."""
 
+REPEATED = {"concatenate": 64}
+"""Primitives of which calls run compiled that are made again and again, from how many times
+`eager_elements` on: NumPy joins row by row. They move elements, so that their bits are the same
+either way; and a join that grows with every call is not compiled for each of its sizes."""
+
 DRAWN = 1 << 20
 """Random words from which they are drawn by compiled code: fewer are there before it is."""
 COPIED = 64
 """The same for copies of arrays whose axes lie in memory in another order."""
-
-DEEPEST = 8
-"""How deep lists of arguments may lie in each other."""
-_SIMPLE = frozenset([int, bool, str, type(None)])
 
 
 @overload
@@ -100,6 +104,18 @@ def unit(f: Any = None, *, weights: Sequence[str] = ()) -> Any:
 def _unit(f: Callable[..., Any], weights: Sequence[str]) -> Callable[..., Any]:
     forms, plain = Forms(f, weights), beside_operands(f)
 
+    def recall(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if traces.stack or OBSERVERS or AUTOCAST.get() is not None:
+            return None
+        known = forms.find_known(args, kwargs)
+        if known is None:
+            return None
+        run, handles = known
+        try:
+            return run(handles)
+        except (WeftError, Declined):
+            return None
+
     @wraps(f)
     def function(*args: Any, **kwargs: Any) -> Any:
         if traces.stack or OBSERVERS:
@@ -112,6 +128,7 @@ def _unit(f: Callable[..., Any], weights: Sequence[str]) -> Callable[..., Any]:
         except (WeftError, Declined):  # an index out of range, say: the reference names the line
             return plain(*args, **kwargs)
 
+    RECALLS[function] = recall
     function.weights = weights  # type: ignore[attr-defined]
     return function
 
@@ -196,11 +213,16 @@ def by_reference(f: Callable[Parameters, Result]) -> Callable[Parameters, Result
 class Forms:
     """The compiled forms of one function, by all that they depend on."""
 
-    __slots__ = ("_by_key", "_compiled", "_function", "_weights")
+    __slots__ = ("_by_key", "_compiled", "_function", "_known", "_weights")
 
     def __init__(self, function: Callable[..., Any], weights: Sequence[str] = ()) -> None:
         self._function, self._weights = function, weights
         self._by_key: dict[Hashable, Run | None] = {}
+        self._known: dict[Hashable, tuple[Run | None, float]] = {}
+        """By plain keys: what runs a call, and how many elements count for `eager_elements`.
+
+        None for what ran by reference, as it does while there are too few of them.
+        """
         self._compiled: Counter[Hashable] = Counter()
         """With how many settings it was compiled, by the types of its tensors."""
 
@@ -208,19 +230,54 @@ class Forms:
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Run | None, Sequence[Tensor]]:
         """What runs a call, and its tensors; None where it is to run by reference."""
-        if not kwargs and traces.device is None and AUTOCAST.get() is None:
-            known = self._find_known(args)
-            if known is not None:
-                return known
+        key, given = plain_key(args, kwargs) if AUTOCAST.get() is None else (None, [])
+        known = None if key is None else self._known.get(key)
+        if known is not None:
+            run, elements = known
+            if run is None and elements < settings.eager_elements:
+                return None, ()
+            if self._is_used(run, elements):
+                return run, given
+        run, handles = self._find_first(args, kwargs)
+        is_kept = key is not None and (run is not None or traces.device is None)
+        if is_kept and all(map(_is_contiguous, given)):
+            if len(self._known) >= FORMS:
+                self._known = {}
+            self._known[key] = run, _elements_counted(given)
+        return run, handles
+
+    def find_known(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Run, Sequence[Tensor]] | None:
+        """What `find` gives if such a call was made before; for calls without `autocast`.
+
+        Where the first argument is small or has gaps, as of most calls that run otherwise, nothing
+        is looked for.
+        """
+        first = args[0]._value if args and type(args[0]) is Tensor else None
+        if type(first) is HostArray and (
+            first.size < settings.eager_elements or not first.flags.c_contiguous
+        ):
+            return None
+        key, given = plain_key(args, kwargs)
+        run, elements = self._known.get(key, (None, 0)) if key is not None else (None, 0)
+        return (run, given) if run is not None and self._is_used(run, elements) else None
+
+    def _is_used(self, run: Run | None, elements: float) -> bool:
+        return run is not None and elements >= settings.eager_elements and is_native()
+
+    def _find_first(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Run | None, Sequence[Tensor]]:
+        """The same for a call that is not known by its plain key."""
         call = Arguments()
         if traces.device is not None and traces.device is not CPU:
             call.parts.append(traces.device)
             call.is_large = True
         try:
+            call.parts.extend(kwargs)
             call.read(args)
-            if kwargs:
-                call.parts.extend(kwargs)
-                call.read(kwargs.values())
+            call.read(kwargs.values())
         except Declined:
             return None, ()
         if not call.is_large or not is_native():
@@ -237,36 +294,6 @@ class Forms:
             return None, ()
         return run, call.handles if not call.orders or run is None else call.as_stored()
 
-    def _find_known(self, args: tuple[Any, ...]) -> tuple[Run, Sequence[Tensor]] | None:
-        """What `find` gives for arrays without gaps, if such a call was made before.
-
-        The key is the one that `Arguments` makes, in one loop.
-        """
-        least, is_large = settings.eager_elements, False
-        parts: list[Any] = []
-        handles: list[Tensor] = []
-        for value in args:
-            kind = type(value)
-            if kind is Tensor:
-                array = value._value
-                handles.append(value)
-                if type(array) is HostArray:
-                    if not array.flags.c_contiguous:
-                        return None
-                    parts += (array.dtype, array.shape)
-                    is_large = is_large or array.size >= least
-                elif type(array) in CONCRETE and array.kind is not None:
-                    parts.append(array.kind)
-                    is_large = True
-                else:
-                    return None
-            elif kind in _SIMPLE:
-                parts += (kind, value)
-            else:
-                return None
-        run = self._by_key.get(tuple(parts)) if is_large else None
-        return None if run is None or not is_native() else (run, handles)
-
     def _compile(
         self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], call: Arguments
     ) -> Run | None:
@@ -277,9 +304,22 @@ class Forms:
             run = COMPILE[0](self._function, args, kwargs, self._weights, call.orders)
         if len(self._by_key) >= FORMS:
             self._by_key = {}  # at once, as other threads look into it; programs are kept elsewhere
+            self._known = {}
             self._compiled = Counter()
         self._by_key[key] = run
         return run
+
+
+def _is_contiguous(tensor: Tensor) -> bool:
+    contiguous: bool = tensor._value.flags.c_contiguous
+    return contiguous
+
+
+def _elements_counted(handles: Sequence[Tensor]) -> float:
+    """The elements of the largest tensor; no end of them where one is on another device."""
+    if any(type(handle._value) is not HostArray for handle in handles):
+        return math.inf
+    return max([handle._value.size for handle in handles], default=0)
 
 
 _primitives: dict[Hashable, Forms] = {}
@@ -333,6 +373,32 @@ def run_primitive(primitive: Primitive, arrays: Sequence[Any], params: dict[str,
     return None if run is None else run(handles)
 
 
+def known_native(
+    primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]
+) -> Callable[[Sequence[Any]], Any] | None:
+    """What computes a primitive once more for arrays without gaps of the same types, compiled.
+
+    It gives the arrays of the results, or None for a call that is to go the whole way. None where
+    the primitive is computed by reference.
+    """
+    elements = settings.eager_elements
+    least = elements * (times_large(primitive) or REPEATED.get(primitive.name, 0))
+    if least == 0 or all(array.size < least for array in arrays) or not is_native():
+        return None
+    forms = forms_of(primitive, params)
+    run, handles = (None, ()) if forms is None else forms.find(tuple(map(wrap, arrays)), {})
+    compute = getattr(run, "compute_known", None)
+    if run is None or compute is None:
+        return None
+    run(handles)  # so that it is known
+
+    def compute_again(arrays: Sequence[Any]) -> Any:
+        is_same = settings.eager_elements == elements and traces.device is None
+        return compute(arrays) if is_same else None
+
+    return compute_again
+
+
 def _run_draw(primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]) -> Any:
     """Bits of one key, compiled; None where they are few.
 
@@ -340,7 +406,7 @@ def _run_draw(primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any
     array of as many bytes, which nothing reads.
     """
     shape = params["shape"]
-    count = prod(shape)
+    count = math.prod(shape)
     if count < DRAWN or traces.stack or arrays[1].size != 1:
         return None
     rest = {name: value for name, value in params.items() if name != "shape"}
@@ -456,7 +522,7 @@ class Arguments:
                     if order is not None:
                         self.orders[len(self.handles)] = order
                 self.handles.append(value)
-            elif kind in _SIMPLE:
+            elif kind in SIMPLE:
                 parts.append(kind)
                 parts.append(value)
             elif kind is tuple or kind is list:
@@ -487,16 +553,3 @@ def memory_order(array: Any) -> tuple[int, ...] | None:
         return None
     order = tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))
     return None if order == tuple(range(len(strides))) else order
-
-
-def static_key(value: Any) -> Hashable:
-    """A setting as part of a key: -0.0 is another number than 0.0, and 1 another than True."""
-    kind = type(value)
-    if kind is tuple or kind is list:
-        return kind, tuple([static_key(each) for each in value])
-    return number_key(value)
-
-
-def number_key(value: Any) -> tuple[type, Any]:
-    """A value that is no container as part of a key: as text, NaN is the same as NaN, too."""
-    return type(value), repr(value) if isinstance(value, (float, complex)) else value

@@ -10,19 +10,25 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import wraps
 from marshal import dumps
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
 
 from weft.core.arrays import CONCRETE, HostArray, can_compute_on, move
 from weft.core.dtypes import BY_NUMPY
 from weft.core.settings import settings
+from weft.ir.call_keys import static_key
+from weft.ir.constants import beside_operands
 from weft.ir.dispatch import ELSEWHERE, KNOWN_ELSEWHERE, OBSERVERS, bind
-from weft.ir.eager import COMPILE, FORMS, Forms, forms_of, is_native, static_key
+from weft.ir.eager import COMPILE, FORMS, Forms, forms_of, is_native
+from weft.ir.parts import as_part
 from weft.ir.primitive import Primitive
-from weft.ir.tensor import Tensor, wrap
+from weft.ir.tensor import Tensor, traces, wrap
+
+Parameters = ParamSpec("Parameters")
 
 
 def run_elsewhere(primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]) -> Any:
@@ -54,19 +60,12 @@ def run_known_elsewhere(
     What was computed before needs no check of types, devices and parameters.
     """
     arrays = [operand._value for operand in operands]
-    compute = known_compute(primitive, arrays, params)
+    key = key_elsewhere(primitive, arrays, params)
+    compute = None if key is None else _computing.get(key)
     if compute is None or OBSERVERS or not is_native():
         return None
     results = compute(arrays)
     return tuple(map(wrap, results)) if primitive.multiple else wrap(results[0])
-
-
-def known_compute(
-    primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]
-) -> Compute | None:
-    """What computes a primitive of arrays of these kinds, if that was done before."""
-    key = key_elsewhere(primitive, arrays, params)
-    return None if key is None else _computing.get(key)
 
 
 def key_elsewhere(
@@ -111,8 +110,10 @@ Computed = tuple[Any, Sequence[Any]]
 """The array of a result, and those of the operands."""
 
 
-KnownCalls = dict[Hashable, tuple[Compute, Any]]
-"""By the kinds of arrays, and numbers: what computes a call, and the array of a number."""
+Numbers = Sequence[tuple[int, Any]]
+"""Places of operands that are numbers, and their arrays."""
+KnownCalls = dict[Hashable, tuple[Compute, Numbers]]
+"""By the kinds of arrays, and numbers: what computes a call, and the arrays of numbers."""
 
 
 def elementwise_elsewhere(
@@ -120,7 +121,7 @@ def elementwise_elsewhere(
 ) -> tuple[Callable[[Sequence[Any]], Computed | None], KnownCalls]:
     """What computes an element-wise primitive of arrays on another device.
 
-    One of two operands may be a Python float beside an array of inexact numbers. None where the
+    Operands may be Python floats beside an array of inexact numbers. None where the
     call has to go the long way: under an observer, for dtypes or shapes that do not fit. The calls
     that are known are returned, too: those of arrays alone are found by the kinds of all of them.
     """
@@ -142,45 +143,118 @@ def elementwise_elsewhere(
         found = known.get(key)
         if found is None:
             return compute_first(operands, key)
-        run, number = found
-        if number is not None:
-            operands = [number if type(x) is float else x for x in operands]
+        run, numbers = found
+        if numbers:
+            operands = with_numbers(operands, numbers)
         return run(operands)[0], operands
 
     def compute_first(operands: Sequence[Any], key: Hashable) -> Computed | None:
         found = find(operands)
         if found is None:
             return None
-        run, number = found
-        arrays = [number if type(x) is float else x for x in operands]
+        run, numbers = found
+        arrays = with_numbers(operands, numbers) if numbers else operands
         result = run.compute(arrays)[0]
         if len(known) >= FORMS:
             known.clear()
-        known[key] = run.quick_compute(arrays) or run.compute, number
+        known[key] = run.quick_compute(arrays) or run.compute, numbers
         return result, arrays
 
     return compute, known
 
 
-def _finder(primitive: Primitive) -> Callable[[Sequence[Any]], tuple[Any, Any] | None]:
-    """What finds the program of a call: what runs it, and the array of a number beside arrays."""
+def with_numbers(operands: Sequence[Any], numbers: Numbers) -> list[Any]:
+    """The arrays of a call, those of numbers among them."""
+    arrays = [*operands]
+    for place, array in numbers:
+        arrays[place] = array
+    return arrays
+
+
+def _finder(primitive: Primitive) -> Callable[[Sequence[Any]], tuple[Any, Numbers] | None]:
+    """What finds the program of a call: what runs it, and the arrays of numbers beside arrays."""
     forms = Forms(lambda *operands: bind(primitive, *operands))
 
-    def find(operands: Sequence[Any]) -> tuple[Any, Any] | None:
+    def find(operands: Sequence[Any]) -> tuple[Any, Numbers] | None:
         arrays = [x for x in operands if type(x) is not float]
         if not arrays or any(x.kind is None for x in arrays):
             return None
-        place, dtype, number = arrays[0].device, arrays[0].dtype, None
+        place, numbers = arrays[0].device, list[tuple[int, Any]]()
         if any(x.device is not place for x in arrays) or not can_compute_on(place):
             return None
         if len(arrays) < len(operands):
-            value = next(x for x in operands if type(x) is float)
-            if not BY_NUMPY[dtype].is_inexact or value != value:
+            inexact = [x.dtype for x in arrays if BY_NUMPY[x.dtype].is_inexact]
+            if not inexact or any(x != x for x in operands if type(x) is float):
                 return None
             with np.errstate(all="ignore"):
-                number = move(np.array(value, dtype), place)
-        given = tuple([wrap(number if type(x) is float else x) for x in operands])
-        run = forms.find(given, {})[0]
-        return (run, number) if hasattr(run, "compute") else None
+                numbers = [
+                    (position, move(np.array(x, inexact[0]), place))
+                    for position, x in enumerate(operands)
+                    if type(x) is float
+                ]
+        given = with_numbers(operands, numbers) if numbers else operands
+        run = forms.find(tuple([wrap(x) for x in given]), {})[0]
+        return (run, numbers) if hasattr(run, "compute") else None
 
     return find
+
+
+def one_program(
+    forms: Forms, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[list[Tensor]], Any] | None:
+    """What runs a function of tensors on another device as one program; None where it cannot.
+
+    Its result is marked as a part of its operand where the function's own is; see parts.py.
+    """
+    run: Any = forms.find(args, kwargs)[0]
+    if not hasattr(run, "part"):
+        return None
+    part: tuple[int, Any] | None = run.part
+    if part is None:
+        return None if run.gives_operand else run
+    place, how = part
+
+    def run_as_part(operands: list[Tensor]) -> Tensor:
+        return as_part(run(operands), operands[place], how)
+
+    return run_as_part
+
+
+def device_unit(f: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor]:
+    """Mark a function of tensors that is one program on other devices, and as written on the host.
+
+    A call that looks at values, as a trace finds out, is as written on every device, and so is one
+    that is given values of the host: these may be others each time, and can be checked at once.
+    """
+    forms, plain = Forms(f), beside_operands(f)
+
+    @wraps(f)
+    def function(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Tensor:
+        if len(CONCRETE) == 1 or traces.stack or OBSERVERS or traces.keeper is not None:
+            return plain(*args, **kwargs)
+        if not _are_elsewhere(args) or (kwargs and not _are_elsewhere(kwargs.values(), least=0)):
+            return plain(*args, **kwargs)
+        run, handles = forms.find(args, kwargs)
+        if run is None or getattr(run, "gives_operand", True):
+            return plain(*args, **kwargs)
+        result: Tensor = run(handles)
+        return result
+
+    return function
+
+
+def _are_elsewhere(values: Iterable[Any], least: int = 1) -> bool:
+    """Whether all tensors among some values are on other devices than the host, and enough of them.
+
+    Lists and arrays are values of the host.
+    """
+    count = 0
+    for value in values:
+        kind = type(value)
+        if kind is Tensor:
+            if type(value._value) is HostArray:
+                return False
+            count += 1
+        elif kind is list or kind is HostArray:
+            return False
+    return count >= least

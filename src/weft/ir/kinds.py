@@ -61,7 +61,7 @@ class ElementReader(Protocol[T]):
     element as a scalar expression.
     """
 
-    def at(self, atom: Atom, index: Index) -> T:
+    def element_at(self, atom: Atom, index: Index) -> T:
         """The element of an operand at an index."""
 
     def number(self, value: Any, node: GraphNode) -> T:
@@ -120,7 +120,8 @@ class Movement:
     whether it can say so with these parameters; by default it always can. fill(params): the number
     that stands where no operand's element does. by_place: which operand's element it is, or
     what number, depends on the place, so that neighbouring loops are not one. is_alias: the result
-    lies where the operand does.
+    lies where the operand does. view: of an array without gaps a view, by a way of NumPy's that
+    reads no element, and gives an array without axes too.
     """
 
     read: Read | None = None
@@ -128,6 +129,7 @@ class Movement:
     fill: Callable[[Mapping[str, Any]], Any] | None = None
     by_place: bool = False
     is_alias: bool = False
+    view: Callable[..., Any] | None = None
 
 
 @frozen

@@ -4,6 +4,8 @@ To find out what `sum(x, axis=1)` applies takes longer than to apply it to a sma
 are converted, axes are counted and checked, a dtype is chosen. All that depends on types and
 options alone. The second call with the same ones is traced; from then on the primitives are applied
 one after the other, as the function itself would, with the same results and the same tape.
+On other devices than the host, where each would be a launch, the function is one program from its
+first call on.
 
 >>> import weft as wf
 >>> x = wf.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -20,10 +22,12 @@ from typing import Any, ParamSpec
 from weft.core.arrays import CONCRETE, HostArray
 from weft.core.errors import WeftError
 from weft.core.records import field, frozen
+from weft.core.wrong_calls import RECALLS
 from weft.ir.autocast import AUTOCAST
+from weft.ir.call_keys import plain_key
 from weft.ir.dispatch import OBSERVERS, evaluate
-from weft.ir.eager import is_native
-from weft.ir.elsewhere import Compute, known_compute
+from weft.ir.eager import Forms, is_native, known_native
+from weft.ir.elsewhere import one_program
 from weft.ir.graph import Graph, Literal
 from weft.ir.kinds import Collective, Control
 from weft.ir.parts import as_part
@@ -38,9 +42,8 @@ MOST_CALLS = 1024
 """How many kinds of calls of one function are remembered before all are forgotten."""
 LONGEST = 8
 """Primitives of a function that is remembered, at most."""
-DEEPEST = 8
-"""How deep lists in the arguments of a call that is remembered may lie."""
-_SIMPLE = frozenset([int, bool, str, type(None)])
+Compute = Callable[[Sequence[Any]], Any]
+"""Computes the arrays of results; None where a call is to go the whole way."""
 
 
 @frozen
@@ -51,18 +54,30 @@ class Application:
     params: dict[str, Any]
     places: tuple[int, ...]
     has_derivative: bool
-    known: list[Compute] = field(default_factory=list)
-    """What computes it on another device than the host, once it has been computed there."""
+    known: list[Compute | None] = field(default_factory=list)
+    """What computes it at once, where a program does; None where none does. Empty at first."""
 
-    def compute(self, arrays: list[Any]) -> Tensor:
-        """The result for arrays of the kinds that were remembered."""
-        if self.known and is_native():
-            return wrap(self.known[0](arrays)[0])
+    def __call__(self, given: Sequence[Tensor]) -> Tensor:
+        """The result for tensors of the kinds that were remembered, with its place on the tape."""
+        arrays = [x._value for x in given]
+        known = self.known[0] if self.known else None
+        made = known(arrays) if known is not None and is_native() else None
+        result = self._compute(arrays) if made is None else wrap(made[0])
+        if self.has_derivative and grad_mode.enabled:
+            for x in given:
+                if x._node is not None:
+                    record(self.primitive, self.params, tuple(given), result)
+                    break
+        if self.primitive.part is not None:
+            as_part(result, given[0], (self.primitive.part, self.params))
+        return result
+
+    def _compute(self, arrays: list[Any]) -> Tensor:
         result: Tensor = evaluate(self.primitive, arrays, self.params)
-        if arrays and type(arrays[0]) is not HostArray:
-            found = known_compute(self.primitive, arrays, self.params)
-            if found is not None:
-                self.known[:] = [found]
+        if self.known or not arrays:
+            return result
+        if all(type(array) is HostArray and array.flags.c_contiguous for array in arrays):
+            self.known[:] = [known_native(self.primitive, arrays, self.params)]
         return result
 
 
@@ -73,88 +88,79 @@ class Remembered:
     constants: tuple[Tensor, ...]
     applications: tuple[Application, ...]
     result: int
+    is_single: bool
+    """Whether it is one primitive of the tensors as they are given."""
 
     def __call__(self, operands: list[Tensor]) -> Tensor:
         """The result for the tensors of a call."""
+        if self.is_single:
+            return self.applications[0](operands)
         values = [*operands, *self.constants]
         for each in self.applications:
-            primitive, params = each.primitive, each.params
-            given = tuple([values[place] for place in each.places])
-            result = each.compute([x._value for x in given])
-            if each.has_derivative and grad_mode.enabled:
-                for x in given:
-                    if x._node is not None:
-                        record(primitive, params, given, result)
-                        break
-            if primitive.part is not None:
-                as_part(result, given[0], (primitive.part, params))
-            values.append(result)
+            values.append(each([values[place] for place in each.places]))
         return values[self.result]
+
+
+Applied = Callable[[list[Tensor]], Tensor]
+"""What is computed of the tensors of a call."""
 
 
 def remember_calls(f: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor]:
     """Mark a function that applies a few primitives, by the types of its tensors and its options.
 
     It must call no unit (`weft.ir.eager`), which runs as a whole. A call that looks at values, as a
-    trace finds out, is not remembered.
+    trace finds out, is not remembered. On other devices than the host it is one program.
     """
-    known: dict[Hashable, Remembered | None] = {}
+    known: dict[Hashable, Applied | None] = {}
     seen: set[Hashable] = set()
+    forms = Forms(f)
+
+    def apply_known(key: Hashable | None, operands: list[Tensor]) -> Tensor | None:
+        found = None if key is None else known.get(key)
+        if found is None or (type(found) is not Remembered and not is_native()):
+            return None
+        return found(operands)
+
+    def recall(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+        return apply_known(*plain_key(args, kwargs)) if _may_be_known() else None
 
     @wraps(f)
     def function(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Tensor:
-        if traces.stack or OBSERVERS or traces.keeper is not None:
+        if not _may_be_known():
             return f(*args, **kwargs)
-        if AUTOCAST.get() is not None:
+        key, operands = plain_key(args, kwargs)
+        result = apply_known(key, operands)
+        return call_first(key, operands, args, kwargs) if result is None else result
+
+    def call_first(
+        key: Hashable | None, operands: list[Tensor], args: Any, kwargs: dict[str, Any]
+    ) -> Tensor:
+        if key is None or key in known or (len(operands) > 1 and not _on_one_device(operands)):
             return f(*args, **kwargs)
-        parts: list[Any] = []
-        operands: list[Tensor] = []
-        is_plain = _read(args, parts, operands)
-        if kwargs:
-            parts.extend(kwargs)
-            is_plain = is_plain and _read(kwargs.values(), parts, operands)
-        if not is_plain or (len(operands) > 1 and not _on_one_device(operands)):
-            return f(*args, **kwargs)
-        key = tuple(parts)
-        found = known.get(key)
-        if found is not None:
-            return found(operands)
+        if len(known) >= MOST_CALLS:
+            seen.clear()
+            known.clear()
+        if operands and type(operands[0]._value) is not HostArray:
+            if is_native():
+                known[key] = one_program(forms, args, kwargs)
+            applied = known.get(key)
+            return f(*args, **kwargs) if applied is None else applied(operands)
         result = f(*args, **kwargs)
-        if key in seen and key not in known:
+        if key in seen:
             known[key] = _trace_call(f, args, kwargs, operands)
         if len(seen) >= MOST_CALLS:
             seen.clear()
-            known.clear()
         seen.add(key)
         return result
 
+    RECALLS[function] = recall
     return function
 
 
-def _read(values: Any, parts: list[Any], operands: list[Tensor], depth: int = 0) -> bool:
-    """Add what a call depends on to its key, and its tensors; False where that makes no key."""
-    if depth > DEEPEST:  # a list may hold itself
-        return False
-    for value in values:
-        kind = type(value)
-        if kind is Tensor:
-            array = value._value
-            operands.append(value)
-            if type(array) is HostArray:
-                parts += (array.dtype, array.shape)
-            elif type(array) in CONCRETE and array.kind is not None:
-                parts.append(array.kind)
-            else:
-                return False
-        elif kind in _SIMPLE:
-            parts += (kind, value)
-        elif kind is tuple or kind is list:
-            parts += (kind, len(value))
-            if not _read(value, parts, operands, depth + 1):
-                return False
-        else:
-            return False
-    return True
+def _may_be_known() -> bool:
+    """Whether calls are made as usual: nobody traces or watches them, or asks for other dtypes."""
+    is_seen = traces.stack or OBSERVERS or traces.keeper is not None
+    return not is_seen and AUTOCAST.get() is None
 
 
 def _on_one_device(operands: Sequence[Tensor]) -> bool:
@@ -208,7 +214,8 @@ def _graph_applications(graph: Graph) -> Remembered | None:
     (output,) = graph.outputs
     if isinstance(output, Literal) or output in graph.inputs:
         return None
-    return Remembered(tuple(constants), tuple(applications), places[output])
+    is_single = len(applications) == 1 and given == tuple(range(len(graph.inputs)))
+    return Remembered(tuple(constants), tuple(applications), places[output], is_single)
 
 
 def _is_replayed(node: Any) -> bool:

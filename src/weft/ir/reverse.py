@@ -21,19 +21,21 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.arrays import CONCRETE, HostArray
+from weft.core.arrays import CONCRETE, HostArray, filled_array
 from weft.core.devices import CPU, Device
 from weft.core.dtypes import DType
 from weft.core.errors import GradientError
 from weft.core.locations import user_location
 from weft.core.scopes import BACKWARD, scope, scopes
+from weft.core.settings import settings
 from weft.core.shapes import Shape
 from weft.core.types import TensorType
 from weft.ir.abstract import AbstractTrace
 from weft.ir.autocast import autocast_to
 from weft.ir.derivatives import Additive, Constant, Joint, Linear, OperandDerivative
-from weft.ir.dispatch import active_trace, apply
+from weft.ir.dispatch import OBSERVERS, active_trace, apply, quiet
 from weft.ir.primitive import PRIMITIVES, Primitive
+from weft.ir.small_derivatives import RULES, array_rule
 from weft.ir.tape import Hook, Leaf, Node, Projection
 from weft.ir.tensor import Tensor, Traced, constants_on, grad_mode, traces, wrap
 
@@ -148,6 +150,8 @@ def _backpropagate(
         if root in live:
             _accumulate(cotangents, root, seed)
     leaves: dict[AnyNode, Tensor] = {}
+    is_seen = attach or grad_mode.enabled or bool(traces.stack or OBSERVERS)
+    is_plain = not is_seen and traces.keeper is None
     # Latest first: when a node's turn comes, all that was computed from it has added its part.
     for node in order:
         cotangent = cotangents.pop(node, None)
@@ -162,7 +166,8 @@ def _backpropagate(
                 scopes.module = _module_of(node.out)
             elif has_devices:
                 traces.device = _device_of(cotangent)
-            _propagate(cotangents, live, node, cotangent, attach)
+            if not is_plain or not _propagate_small(cotangents, live, node, cotangent):
+                _propagate(cotangents, live, node, cotangent, attach)
             if release:
                 node.values = node.out = None
         elif type(node) is Projection:
@@ -201,6 +206,38 @@ def _apply_hooks(hooks: list[Hook], cotangent: Tensor) -> Tensor:
     return cotangent
 
 
+def _propagate_small(
+    cotangents: dict[Any, Any], live: frozenset[AnyNode], node: Node, cotangent: Any
+) -> bool:
+    """`_propagate` for an element-wise primitive of small arrays; False where it is none."""
+    values = node.values
+    if values is None or node.params or type(cotangent) is not Tensor:
+        return False
+    array = cotangent._value
+    if type(array) is not HostArray or not array.ndim or array.size >= settings.eager_elements:
+        return False
+    dtype, shape = array.dtype, array.shape
+    for value in values:
+        if type(value) is not HostArray or value.dtype is not dtype or value.shape != shape:
+            return False
+    asked, bit = 0, 1
+    for parent in node.parents:
+        asked, bit = asked | bit if parent in live else asked, bit + bit
+    key = node.primitive, dtype, asked
+    rule = RULES[key] if key in RULES else array_rule(*key)
+    if rule is None:
+        return False
+    try:
+        backs = iter(quiet(rule, array, node.out, *values))
+    except RuntimeError:  # the context is in use, by another thread
+        return False
+    for parent in node.parents:
+        if parent in live:
+            back, before = wrap(next(backs)), cotangents.get(parent)
+            cotangents[parent] = back if before is None else before + back
+    return True
+
+
 def _propagate(
     cotangents: dict[Any, Any],
     live: frozenset[AnyNode],
@@ -212,6 +249,11 @@ def _propagate(
     values, parents, params = node.values, node.parents, node.params
     if values is None:
         raise _freed_tape_error(node.primitive)
+    if not attach and "pull" in params:  # a compiled unit
+        backs = params["pull"].pull(node, cotangent)
+        if backs is not None:
+            _accumulate_all(cotangents, node, backs, [parent in live for parent in parents])
+            return
     if attach:
         operands: list[Any] = [
             value if type(value) is float else wrap(value, parent)
@@ -252,12 +294,6 @@ def _propagate_all(
     """`_propagate` for primitives with several results, or with one rule for all operands."""
     primitive = node.primitive
     wanted = [parent in live for parent in node.parents]
-    compiled = None if attach else node.params.get("pull")
-    if compiled is not None:
-        backs = compiled.pull(node, cotangent)
-        if backs is not None:
-            _accumulate_all(cotangents, node, backs, wanted)
-            return
     out: Any
     if primitive.multiple:
         cotangent = _all_results(node, cotangent)
@@ -458,6 +494,12 @@ def filled_like(x: Tensor, value: float) -> Tensor:
 
 def filled_tensor(shape: Shape, dtype: DType, value: float) -> Tensor:
     """A tensor of one value."""
+    device = traces.device
+    if device is not None and device is not CPU and not traces.recording and not OBSERVERS:
+        sizes: Any = shape  # without symbols, as no trace records this
+        array = filled_array(device, dtype.numpy, sizes, value)
+        if array is not None:
+            return wrap(array)
     return apply(PRIMITIVES["full"], shape=shape, dtype=dtype, value=value)
 
 

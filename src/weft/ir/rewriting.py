@@ -50,7 +50,7 @@ from weft.ir.tensor import Tensor, Trace, wrap
 from weft.ir.tracing import Staged, trace
 from weft.ir.walking import Tally, Walk, same_atom
 
-__all__ = ["Rule", "RuleSet", "loosened", "pattern_of"]
+__all__ = ["Rule", "RuleSet", "loosened_pattern", "pattern_of"]
 
 Number = bool | int | float | complex
 Program = Callable[..., Any]
@@ -359,7 +359,7 @@ def pattern_of(name: str, graph: Graph, holes: Mapping[str, Any], lone: bool = F
     return pattern
 
 
-def loosened(pattern: Call) -> Call:
+def loosened_pattern(pattern: Call) -> Call:
     """The pattern with any numbers and any parameters."""
     fresh = count()
 

@@ -37,7 +37,7 @@ def entered(name: str) -> Iterator[None]:
     """
     path = f"{scopes.module}/{name}" if scopes.module else name
     if traces.recording:
-        counts = traces.recording[-1].parts
+        counts = traces.recording[-1].part_counts
         counts[path] = counts.get(path, 0) + 1
         path = path if counts[path] == 1 else f"{path}·{counts[path]}"
     with scope(path):

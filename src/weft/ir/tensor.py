@@ -53,7 +53,7 @@ class Trace:
     axis_size: Dimension = 1
 
     @cached_property
-    def parts(self) -> dict[str, int]:
+    def part_counts(self) -> dict[str, int]:
         """How often each part was entered; see scoping.py."""
         return {}
 

@@ -72,7 +72,7 @@ class Walk:
                 self._follow(results, atoms)
         if not self.changed:
             return self.graph
-        outputs = tuple([self.renamed(atom) for atom in self.graph.outputs])
+        outputs = tuple([self.renamed_atom(atom) for atom in self.graph.outputs])
         return _without_dead_nodes(
             Graph(self.graph.inputs, tuple(self.nodes), outputs, self.graph.name)
         )
@@ -109,7 +109,7 @@ class Walk:
             known.update(zip(inner.results, self.put(new), strict=True))
         return [read(atom) for atom in graph.outputs]
 
-    def renamed(self, atom: Atom) -> Atom:
+    def renamed_atom(self, atom: Atom) -> Atom:
         """The atom that replaces an atom of the old graph."""
         return self._renamed.get(atom, atom) if isinstance(atom, Variable) else atom
 
@@ -148,7 +148,7 @@ class Walk:
         """The node with operands renamed and graphs walked."""
         renamed = self._renamed
         if not renamed.keys().isdisjoint(node.operands):
-            operands = tuple([self.renamed(atom) for atom in node.operands])
+            operands = tuple([self.renamed_atom(atom) for atom in node.operands])
             node = replace_node(node, operands=operands)
         for value in node.params.values():
             if holds_graphs(value):

@@ -132,11 +132,19 @@ def _check_channels(
         per_group * groups,
         expected="input channels == weight.shape[1] * groups",
         got={**got, "groups": groups},
-        fix=f"give the weight {channels // groups} input channels"
-        if channels % groups == 0
-        else f"choose groups that divide the {channels} channels",
+        fix=_channels_fix(next(iter(got.values())), channels, per_group * groups, groups),
         what="channels differ",
     )
+
+
+def _channels_fix(x: Any, channels: Dimension, wanted: Dimension, groups: int) -> str:
+    """What to write for other channels than the weight has; they may stand on the last axis."""
+    if x.shape[-1] == wanted:
+        order = ", ".join(map(str, (0, x.ndim - 1, *range(1, x.ndim - 1))))
+        return f"channels stand on axis 1: x.permute({order})"
+    if channels % groups == 0:
+        return f"give the weight {channels // groups} input channels"
+    return f"choose groups that divide the {channels} channels"
 
 
 def _check_groups(op: str, got: dict[str, object], channels: Dimension, groups: int) -> None:

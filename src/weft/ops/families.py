@@ -255,8 +255,8 @@ def _long_path(
     return promote if otherwise is None else promote_unless_other
 
 
-def _function_elsewhere(primitive: Primitive, slow: Function) -> tuple[Function, KnownCalls]:
-    """The function for tensors on other devices, beside which a number may stand; `slow` else.
+def function_elsewhere(primitive: Primitive, slow: Function) -> tuple[Function, KnownCalls]:
+    """The function for tensors on other devices, beside which numbers may stand; `slow` else.
 
     With it the calls of arrays that are known, by their kinds.
     """
@@ -289,7 +289,7 @@ def _unary(
     primitive: Primitive, kernel: Callable[..., Any], fast: frozenset[Any], slow: Function
 ) -> Function:
     times, large = times_large(primitive), large_elementwise(primitive)
-    elsewhere, known = _function_elsewhere(primitive, slow)
+    elsewhere, known = function_elsewhere(primitive, slow)
 
     def function(x: Any, /) -> Tensor:
         if type(x) is Tensor:
@@ -358,7 +358,7 @@ def _binary(
 ) -> Function:
     """`weak` are the dtypes that a Python float may stand beside."""
     times, large = times_large(primitive), large_elementwise(primitive)
-    elsewhere, known = _function_elsewhere(primitive, slow)
+    elsewhere, known = function_elsewhere(primitive, slow)
     known_elsewhere = _binary_elsewhere(primitive, elsewhere, known)
 
     def function(x1: Any, x2: Any, /) -> Tensor:

@@ -102,7 +102,7 @@ def inverse(order: Sequence[int]) -> Axes:
 transpose: Primitive = Primitive(
     "transpose",
     "The axes in another order: axis i of the result is axis order[i] of x.",
-    kind=Movement(reads.of_transpose),
+    kind=Movement(reads.of_transpose, view=lambda x, order: x.transpose(order)),
     type_rule=_transpose_type,
     reference=lambda x, order: np.transpose(x, order),
     derivatives=[linear(lambda ct, x, order: bind(transpose, ct, order=inverse(order)))],
@@ -183,7 +183,7 @@ def _reshape_type(x: TensorType, shape: Shape) -> TensorType:
 reshape: Primitive = Primitive(
     "reshape",
     "The same elements in row-major order in another shape.",
-    kind=Movement(reads.of_reshape),
+    kind=Movement(reads.of_reshape, view=lambda x, shape: x.reshape(shape)),
     sharding=shardings.of_reshape,
     type_rule=_reshape_type,
     reference=lambda x, shape: np.reshape(x, shape),
@@ -379,10 +379,17 @@ def span(count: Dimension, stride: Dimension) -> Dimension:
     return 0 if is_zero(count) else (count - 1) * stride + 1
 
 
+def _slice_view(x: Array, starts: Shape, stops: Shape, strides: Shape) -> Array:
+    """A slice as a view: an ellipsis keeps NumPy from reading a single element."""
+    key: tuple[Any, ...] = (*map(slice, starts, stops, strides), ...)
+    view: Array = x[key]
+    return view
+
+
 slice_: Primitive = Primitive(
     "slice",
     "From each axis the elements start, start + stride, … before stop; strides are positive.",
-    kind=Movement(reads.of_slice),
+    kind=Movement(reads.of_slice, view=_slice_view),
     sharding=shardings.of_slice,
     type_rule=_slice_type,
     reference=lambda x, starts, stops, strides: x[

@@ -34,13 +34,13 @@ def of_transpose(reader: ElementReader[Any], node: GraphNode, index: Index) -> A
     operand_index = [Affine()] * len(order)
     for place, axis in enumerate(order):
         operand_index[axis] = index[place]
-    return reader.at(node.operands[0], tuple(operand_index))
+    return reader.element_at(node.operands[0], tuple(operand_index))
 
 
 def of_broadcast(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
     """The same element all along an axis that is repeated."""
     operand = node.operands[0]
-    return reader.at(operand, align_index(index, operand.type.shape, node.params["shape"]))
+    return reader.element_at(operand, align_index(index, operand.type.shape, node.params["shape"]))
 
 
 def of_reshape(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
@@ -50,7 +50,7 @@ def of_reshape(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any
         i for i, dim in zip(index, node.params["shape"], strict=True) if dim != 1
     ]
     places = iter(indices_of_long_axes)
-    return reader.at(
+    return reader.element_at(
         operand, tuple(Affine() if dim == 1 else next(places) for dim in operand.type.shape)
     )
 
@@ -61,7 +61,7 @@ def of_slice(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
     operand_index = [
         i * stride + start for i, start, stride in zip(index, starts, strides, strict=True)
     ]
-    return reader.at(node.operands[0], tuple(operand_index))
+    return reader.element_at(node.operands[0], tuple(operand_index))
 
 
 def of_flip(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
@@ -72,7 +72,7 @@ def of_flip(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
         i * -1 + (operand.type.shape[axis] - 1) if axis in axes else i
         for axis, i in enumerate(index)
     ]
-    return reader.at(operand, tuple(operand_index))
+    return reader.element_at(operand, tuple(operand_index))
 
 
 def of_pad(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
@@ -86,7 +86,7 @@ def of_pad(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
         )
         if sides != (0, 0, 0)
     ]
-    inside = reader.at(operand, tuple(operand_index))
+    inside = reader.element_at(operand, tuple(operand_index))
     return reader.choice(conditions, inside, reader.number(node.params["value"], node))
 
 
@@ -99,7 +99,7 @@ def of_concatenate(reader: ElementReader[Any], node: GraphNode, index: Index) ->
         extent = operand.type.shape[axis]
         start = end - extent
         operand_index = (*index[:axis], index[axis] + -start, *index[axis + 1 :])
-        part, within = reader.at(operand, operand_index), [(operand_index[axis], extent)]
+        part, within = reader.element_at(operand, operand_index), [(operand_index[axis], extent)]
         # the last part is what is left over: elsewhere its index is out of bounds
         element = (
             reader.only_where(within, part)
@@ -112,7 +112,7 @@ def of_concatenate(reader: ElementReader[Any], node: GraphNode, index: Index) ->
 
 def of_identity(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
     """The element at the same place."""
-    return reader.at(node.operands[0], index)
+    return reader.element_at(node.operands[0], index)
 
 
 def of_full(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:

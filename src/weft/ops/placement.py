@@ -79,7 +79,17 @@ def takes_device(f: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor
     made beside the tensors that the function is given, else where constants are made in a
     function of the library, else on the default device.
     """
+    return _with_device(f, is_made_there=False)
 
+
+def fills_device(f: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor]:
+    """The same for a function that makes a tensor of one value: on the device itself."""
+    return _with_device(f, is_made_there=True)
+
+
+def _with_device(
+    f: Callable[Parameters, Tensor], *, is_made_there: bool
+) -> Callable[Parameters, Tensor]:
     @wraps(f)
     def function(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Tensor:
         wanted = kwargs.pop("device", None)
@@ -94,11 +104,19 @@ def takes_device(f: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor
             if operands_device((*args, *operands)) is not None:
                 return call_beside(f, args, kwargs)
         device = default_device_here() if wanted is None else as_device(wanted)
-        with constants_on(None if traces.recording else CPU):
+        place = filled_place(device) if is_made_there else CPU
+        with constants_on(None if traces.recording else place):
             made = f(*args, **kwargs)
+        if place is not CPU and made.device is place:
+            return made
         return on_device(made, device, is_asked=wanted is not None)
 
     return function
+
+
+def filled_place(device: Device) -> Device:
+    """Where a tensor of one value is made that is to be on a device: there, if that computes."""
+    return device if can_compute_on(device) and not traces.recording else CPU
 
 
 class default_device:  # noqa: N801  a context manager, called as a function is

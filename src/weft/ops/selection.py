@@ -7,12 +7,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from weft.core.arrays import HostArray
+from weft.core.arrays import CONCRETE, HostArray
 from weft.core.dtypes import DType, bool_
 from weft.core.errors import DTypeError, ShapeError
 from weft.core.settings import settings
@@ -26,7 +27,7 @@ from weft.ir.kinds import Elementwise
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor, grad_mode, wrap
 from weft.ops.comparison import greater, greater_equal, less, less_equal
-from weft.ops.families import batch_broadcast, tape_node
+from weft.ops.families import batch_broadcast, function_elsewhere, tape_node
 from weft.ops.logic import logical_and
 from weft.ops.operands import (
     DTYPE_CLASSES,
@@ -128,11 +129,19 @@ def where(condition: Any, x1: Any, x2: Any, /) -> Tensor:
             chosen = _short_where(mask, x1, x2) if chosen is None else chosen
             if chosen is not None:
                 return chosen
+        elif type(mask) is not HostArray and type(mask) in CONCRETE:
+            return _where_elsewhere(condition, x1, x2)
+    return _where_promoted(condition, x1, x2)
+
+
+def _where_promoted(condition: Any, x1: Any, x2: Any) -> Tensor:
+    """`where` of anything that makes tensors."""
     return apply(
         select, as_tensor("where", condition, "condition"), *promote_operands("where", (x1, x2))
     )
 
 
+_where_elsewhere, _ = function_elsewhere(select, _where_promoted)
 _choose_compiled = large_elementwise(select)
 
 
@@ -249,6 +258,16 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:
     >>> wf.clip(wf.tensor([-1.0, 0.5, 2.0]), 0.0, 1.0).tolist()
     [0.0, 0.5, 1.0]
     """
+    value = x._value if type(x) is Tensor else None
+    is_elsewhere = type(value) is not HostArray and type(value) in CONCRETE
+    if is_elsewhere and x.dtype.is_floating and not min is max is None:
+        low, high = (-math.inf if min is None else min), (math.inf if max is None else max)
+        return _clip_elsewhere(x, low, high)
+    return _clip_promoted(x, min, max)
+
+
+def _clip_promoted(x: Any, min: Any, max: Any) -> Tensor:
+    """`clip` of anything that makes tensors."""
     tensor = as_tensor("clip", x)
     if tensor.dtype not in DTYPE_CLASSES["real"]:
         raise wrong_dtype("clip", "real", {"x": tensor})
@@ -259,6 +278,15 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:
     low = scalar_tensor("clip", lowest, dtype) if min is None else _clip_bound(min, dtype, "min")
     high = scalar_tensor("clip", highest, dtype) if max is None else _clip_bound(max, dtype, "max")
     return apply(clamp, convert_to(tensor, dtype), low, high)
+
+
+def _clip_unbounded(x: Tensor, low: Any, high: Any) -> Tensor:
+    """`clip` of floats with bounds, of which infinite ones are none."""
+    lowest, highest = (type(x) is float and math.isinf(x) for x in (low, high))
+    return _clip_promoted(x, None if lowest else low, None if highest else high)
+
+
+_clip_elsewhere, _ = function_elsewhere(clamp, _clip_unbounded)
 
 
 def _clip_dtype(x: Tensor, bounds: Sequence[Any]) -> DType:

@@ -19,7 +19,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from threading import Lock
 
 import numpy as np
@@ -27,10 +26,9 @@ import numpy.typing as npt
 
 from weft.core.errors import OutOfMemoryError
 from weft.core.forks import renew_in_children
+from weft.core.host_memory import CHECKED_BYTES, available_memory
 from weft.core.records import frozen
 from weft.runtime.memory import ALIGNMENT, MemoryPlan
-
-_CHECKED_BYTES = 1 << 28  # smaller blocks are not worth asking the system about
 
 
 @dataclass
@@ -123,7 +121,7 @@ class Arena:
     def _allocate(self, plan: MemoryPlan) -> Block:
         if self.limit is not None and plan.peak > self.limit:
             raise _out_of_memory(plan, self.limit, "was given")
-        available = available_memory() if plan.peak >= _CHECKED_BYTES else None
+        available = available_memory() if plan.peak >= CHECKED_BYTES else None
         if available is not None and plan.peak > available:
             # Where the system promises more than it has, writing would end the process.
             raise _out_of_memory(plan, available, "can have")
@@ -131,34 +129,6 @@ class Arena:
             return allocate(plan.peak)
         except MemoryError:
             raise _out_of_memory(plan, available_memory(), "can have") from None
-
-
-def available_memory() -> int | None:
-    """How many more bytes this process can have; None where the system does not say."""
-    candidates = [_available_on_machine(), _available_in_group()]
-    return min([size for size in candidates if size is not None], default=None)
-
-
-def _available_on_machine() -> int | None:
-    for line in _text("/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def _available_in_group() -> int | None:
-    """The bytes that the container's limit leaves; None if there is no limit."""
-    limit, used = _text("/sys/fs/cgroup/memory.max"), _text("/sys/fs/cgroup/memory.current")
-    if not limit.strip().isdecimal() or not used.strip().isdecimal():
-        return None
-    return max(0, int(limit) - int(used))
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError:
-        return ""
 
 
 def _out_of_memory(plan: MemoryPlan, available: int | None, verb: str) -> OutOfMemoryError:

@@ -163,6 +163,8 @@ class Planner:
             offsets = known[1].offsets(blocks.sizes)
             if int((offsets + blocks.sizes).max(initial=0)) <= blocks.lower_bound() * _STACKED:
                 return offsets
+        # A search for every binding would cost more than it saves: other sizes keep the stacking
+        # of the last search, until that wastes too much, and then are searched for themselves.
         offsets = blocks.place()
         self._stacking = operands, _Stacking(blocks, np.argsort(offsets, kind="stable"))
         return offsets
@@ -215,6 +217,7 @@ def _reused_operands(
             continue
         operand = places[buffer.reuses]
         ends_there = buffers[operand].last == buffer.first and buffers[operand].first < buffer.first
+        # Of two results that could take an operand's place only the first does: it is overwritten.
         if ends_there and sizes[operand] == sizes[index] and operand not in given:
             taken[index] = operand
             given.add(operand)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from weft.core.arrays import HostArray
 from weft.core.errors import ArgumentTypeError, GradientError, ShapeError
 from weft.ir.reverse import backpropagate, filled_like, reachable_nodes, recording
 from weft.ir.tape import Hook, Leaf
@@ -77,7 +78,7 @@ def backward(
     """
     if tensor._node is None:
         raise _no_tape("backward", tensor)
-    seed = _seed(tensor, gradient)
+    seed = _first_cotangent(tensor, gradient)
     keep = create_graph if retain_graph is None else retain_graph
     order = reachable_nodes([tensor._node])
     traced = grad_mode.enabled and isinstance(tensor._value, Traced)
@@ -100,12 +101,16 @@ def _accumulate(handle: Tensor, cotangent: Tensor, attach: bool) -> None:
     handle._grad = total if attach else wrap(total._value)
 
 
-def _seed(tensor: Tensor, gradient: Tensor | None) -> Tensor:
+def _first_cotangent(tensor: Tensor, gradient: Tensor | None) -> Tensor:
     if gradient is None:
         if tensor.size != 1 or tensor.dtype.is_complex:
             raise _not_scalar(tensor)
         return filled_like(tensor, 1)
     gradient = as_tensor("backward", gradient, "gradient")
+    given, own = gradient._value, tensor._value
+    is_same = type(given) is type(own) is HostArray and given.dtype is own.dtype
+    if is_same and given.shape == own.shape:
+        return gradient
     if gradient.type != tensor.type:
         raise ShapeError(
             "backward",

@@ -39,8 +39,8 @@ from weft.ir.tracing import GraphTrace, Staged
 from weft.ops.random_bits import GENERATOR
 
 __all__ = [
-    "BUILDING", "Builder", "Cell", "builder_of", "entered", "held", "resolved",
-    "same_shape", "suspended",
+    "BUILDING", "Builder", "Cell", "builder_of", "current_builder", "held_value", "resolve_sizes",
+    "same_shape", "suspend_building",
 ]  # fmt: skip
 
 Recorded = Callable[[GraphNode, Sequence[Tensor]], None]
@@ -62,7 +62,7 @@ class Entered(threading.local):
 _entered = Entered()
 
 
-def entered() -> Builder | None:
+def current_builder() -> Builder | None:
     """The innermost builder that this thread has entered."""
     return _entered.stack[-1] if _entered.stack else None
 
@@ -157,7 +157,7 @@ class Builder(GraphTrace):
         has_failed = any(raised)
         if not has_failed:
             self.settle()
-        self.written()
+        self.written_cells()
         _entered.stack.remove(self)
         BUILDING.remove(self)
         self.sizes.__exit__(*raised)
@@ -209,7 +209,7 @@ class Builder(GraphTrace):
             self.settle()
 
     def settle(self) -> None:
-        """Take up writes to cells that `written` has not returned; see `Graph`."""
+        """Take up writes to cells that `written_cells` has not returned; see `Graph`."""
 
     # --- recording ---
 
@@ -439,7 +439,7 @@ class Builder(GraphTrace):
 
     # --- writing ---
 
-    def marked(self, value: Tensor) -> Tensor:
+    def mark_value(self, value: Tensor) -> Tensor:
         """A node of its own whose result is a value: a cell's next one, or a named constant."""
         stopped = PRIMITIVES["stop_gradient"]
         result: Tensor = self.process_primitive(stopped, (value,), {}, value.type)
@@ -448,11 +448,11 @@ class Builder(GraphTrace):
     def identity(self, value: Tensor) -> Tensor:
         """A node of its own with the same value and derivative."""
         if not isinstance(value._value, Traced):
-            return self.marked(value)
+            return self.mark_value(value)
         copy: Tensor = bind(PRIMITIVES["reshape"], value, shape=value.shape)
         return copy
 
-    def written(self) -> list[tuple[Cell, Tensor]]:
+    def written_cells(self) -> list[tuple[Cell, Tensor]]:
         """Cells whose handles were written to, with what they hold; they stand for cells again."""
         cells_and_values = []
         for cell in self.cells:
@@ -484,7 +484,7 @@ def _is_symbolic(handle: Tensor) -> bool:
     return isinstance(handle._value, Traced)
 
 
-def held(cell: Cell) -> Tensor | None:
+def held_value(cell: Cell) -> Tensor | None:
     """What the handle of a cell held before the graph was built, or holds since, outside it."""
     owner = cell.handle
     value = cell.original
@@ -495,7 +495,7 @@ def held(cell: Cell) -> Tensor | None:
     return None if value is None else wrap(value)
 
 
-def resolved(graph: Graph, sizes: Callable[[Dimension], Dimension]) -> Graph:
+def resolve_sizes(graph: Graph, sizes: Callable[[Dimension], Dimension]) -> Graph:
     """A graph with what is known of its sizes."""
     return resolve_graph(graph, sizes)
 
@@ -526,11 +526,11 @@ def builder_of(tensor: Any) -> Builder | None:
 
 
 @contextmanager
-def suspended() -> Iterator[None]:
+def suspend_building() -> Iterator[None]:
     """Compute at once inside, whatever is being built around.
 
     >>> import weft as wf
-    >>> with wf.staging.Builder(), wf.staging.suspended():
+    >>> with wf.staging.Builder(), wf.staging.suspend_building():
     ...     wf.zeros(2).tolist()
     [0.0, 0.0]
     """

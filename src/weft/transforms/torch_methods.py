@@ -31,7 +31,7 @@ from weft.core.shapes import Dimension
 from weft.ir.parts import refuse_part
 from weft.ir.tape import rebind
 from weft.ir.tensor import Tensor
-from weft.ops import conversion, elementwise
+from weft.ops import comparison, conversion, elementwise
 from weft.ops.composed import creation, gathering, manipulation
 from weft.ops.composed.elementwise import lerp
 from weft.ops.operands import as_tensor
@@ -113,11 +113,13 @@ def _conversion_to(dtype: DType) -> Function:
     return convert
 
 
-def _plus(x: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
+def add(x: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
+    """The sum, as `x + other`; `alpha` multiplies the other."""
     return elementwise.add(x, other if alpha == 1 else elementwise.multiply(other, alpha))
 
 
-def _minus(x: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
+def sub(x: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
+    """The difference, as `x - other`; `alpha` multiplies the other."""
     return elementwise.subtract(x, other if alpha == 1 else elementwise.multiply(other, alpha))
 
 
@@ -159,6 +161,24 @@ def _in_place(name: str, function: Function) -> Function:
     method.__name__ = name
     method.__doc__ = f"`{name[:-1]}` in place: the tensor takes the result, and is returned."
     return method
+
+
+def div(x: Tensor, other: Any) -> Tensor:
+    """The quotient, as `x / other`; `x // other` is rounded down."""
+    return elementwise.divide(x, other)
+
+
+def transposed_matrix(x: Tensor) -> Tensor:
+    """The transpose of a matrix; a line or a number is its own."""
+    if x.ndim > 2:
+        raise AxisError(
+            "t",
+            "only a matrix has one transpose",
+            expected="at most two axes",
+            got={"x": x},
+            fix="x.mT for the last two axes, x.permute(...) for an order of all",
+        )
+    return manipulation.permute_dims(x, tuple(reversed(range(x.ndim))))
 
 
 def type_as(x: Tensor, other: Tensor) -> Tensor:
@@ -227,8 +247,8 @@ SIGNS: dict[str, str] = {"add_": "+", "sub_": "-", "mul_": "*", "div_": "/", "po
 """How what is done in place is written apart from it."""
 
 IN_PLACE: dict[str, Function] = {
-    "add_": _plus,
-    "sub_": _minus,
+    "add_": add,
+    "sub_": sub,
     "mul_": elementwise.multiply,
     "div_": elementwise.divide,
     "pow_": elementwise.pow,
@@ -240,7 +260,24 @@ IN_PLACE: dict[str, Function] = {
 }  # fmt: skip
 """Functions that are methods which write their result into the tensor."""
 
+COMPARISONS: dict[str, Function] = {
+    "eq": comparison.equal,
+    "ne": comparison.not_equal,
+    "lt": comparison.less,
+    "le": comparison.less_equal,
+    "gt": comparison.greater,
+    "ge": comparison.greater_equal,
+}
+"""PyTorch's short names of comparisons."""
+
 TORCH_METHODS: dict[str, Function] = {
+    "add": add,
+    "sub": sub,
+    "mul": elementwise.multiply,
+    "div": div,
+    "neg": elementwise.negative,
+    "t": transposed_matrix,
+    **COMPARISONS,
     "unsqueeze": unsqueeze,
     "expand": expand,
     "transpose": transpose,

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,7 @@ def _run_built(
 ) -> None:
     """Build a program in C, and run it on files: here, by an emulator, or on a board."""
     place = Path(files[0]).parent
-    program = place / "main"
+    program = place / f"main{platform.program}"
     if platform.board:
         more, options = write_board_files(place)
         build_program(platform, about.target, [*sources, *more], program, options)
@@ -221,8 +222,7 @@ def _run_on_the_web(about: Interface, folder: Path, files: Sequence[str], sizes:
 
 def run_by_wasmtime(about: Interface, folder: Path, files: Sequence[str], sizes: Sizes) -> None:
     """What `main.mjs` does, by the wheel wasmtime."""
-    import wasmtime
-
+    wasmtime = import_module("wasmtime")
     source, target, runs = files[:3]
     program, name = about.program, about.name
     store = wasmtime.Store()

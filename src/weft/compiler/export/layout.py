@@ -142,7 +142,7 @@ class Layout:
         return all(is_static(value.type.shape) for value in launch.values) and all(
             part.numbers(at) == part.numbers(samples[0])
             and part.extent(at) == part.extent(samples[0])
-            for part in launch.parts()
+            for part in launch.nested_launches()
             for at in samples[1:]
         )
 

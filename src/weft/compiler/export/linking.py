@@ -18,6 +18,8 @@ from weft.core.errors import UnsupportedError
 
 STACK = 256 * 1024
 """The bytes of the stack of a module for the web."""
+C_LIBRARY = "crt1.o", "crti.o", "cannot find -lc:"
+"""What a linker misses where a compiler is installed without the library of its machine."""
 LIMIT = 300
 """Seconds after which a linker or a program that is checked is stopped."""
 
@@ -26,19 +28,24 @@ def runs_here(platform: Platform) -> bool:
     """Whether this machine runs the programs of a platform."""
     here, there = (triple.split("-") for triple in (host().triple, platform.triple))
     same_system = ("linux" in here) == ("linux" in there) and "windows" not in there
-    return here[0] == there[0] and same_system and all(map(host().has_feature, platform.has))
+    return same_system and _has_instructions(platform)
 
 
-def c_compiler(platform: Platform) -> list[str] | None:
-    """The command of a C compiler that links for a platform; None where none is found."""
+def c_compiler(platform: Platform, *, static: bool = False) -> list[str] | None:
+    """The command of a C compiler that links for a platform; None where none is found.
+
+    A static program needs musl from the wheel `ziglang`, whose glibc is for shared ones alone.
+    """
     here, there = (triple.split("-")[0] for triple in (host().triple, platform.triple))
     own = ("cc", "gcc", "clang") if here == there and "linux" in platform.triple else ()
     for name in (*platform.compilers, *own):
         found = shutil.which(name)
         if found is not None:
             return [found, *platform.options]
-    zig = _zig()
-    return [*zig, "cc", "-target", platform.zig] if zig and platform.zig else None
+    zig, triple = _zig(), platform.zig
+    if static and "linux" in triple:
+        triple = triple.replace("-gnu", "-musl")
+    return [*zig, "cc", "-target", triple] if zig and triple else None
 
 
 def _zig() -> list[str] | None:
@@ -93,16 +100,18 @@ def build_program(
     options: Sequence[str] = (),
 ) -> None:
     """Make a program of C files and object files."""
-    command = c_compiler(platform)
+    is_static = not (runs_here(platform) or platform.board or "macos" in target)
+    command = c_compiler(platform, static=is_static)
     if command is None:
+        own = platform.compilers[0] if platform.board else "the wheel ziglang"
         raise UnsupportedError(
             "export",
             f"no C compiler for {target} was found",
-            expected="the system's, one for that machine, or the wheel ziglang",
+            expected=f"the system's, one for that machine, or {own}",
             got={"target": target},
-            fix="pip install 'weft[cross]'",
+            fix=f"install {own}" if platform.board else "pip install 'weft[cross]'",
         )
-    static = [] if runs_here(platform) or platform.board or "macos" in target else ["-static"]
+    static = ["-static"] if is_static else []
     files = [str(path) for path in sources]
     pthread = [] if platform.board else ["-pthread"]
     more = [*static, *pthread, *options, *files, "-o", str(program), "-lm"]
@@ -113,8 +122,10 @@ def runner(platform: Platform, target: str) -> list[str]:
     """What a program of a platform is started by: nothing here, or an emulator."""
     if runs_here(platform):
         return []
+    is_windows = "windows" in platform.triple
     found = next((path for name in platform.emulators if (path := shutil.which(name))), None)
-    is_level = platform.triple.startswith("x86_64")
+    if is_windows and not _has_instructions(platform):  # wine brings a system, not a processor
+        found = None
     if found is None:
         raise UnsupportedError(
             "export",
@@ -126,7 +137,14 @@ def runner(platform: Platform, target: str) -> list[str]:
             if platform.emulators
             else "build main.c with the library there, and run it",
         )
+    is_level = platform.triple.startswith("x86_64") and not is_windows
     return [found, "-cpu", "max"] if is_level else [found]
+
+
+def _has_instructions(platform: Platform) -> bool:
+    """Whether this processor has the instructions of a platform's programs."""
+    same = host().triple.split("-")[0] == platform.triple.split("-")[0]
+    return same and all(map(host().has_feature, platform.has))
 
 
 def run_program(command: Sequence[str], folder: Path) -> None:
@@ -143,18 +161,28 @@ def _run(command: Sequence[str], target: str, folder: Path | None = None) -> Non
         is_late = isinstance(error, subprocess.TimeoutExpired)
         raise UnsupportedError(
             "export",
-            f"{Path(command[0]).name} "
+            f"{_tool(command)} "
             + (f"did not end within {LIMIT} seconds" if is_late else f"could not be run: {error}"),
             expected=f"a command for {target} that ends well",
             got={"command": " ".join(command)[:400]},
-            fix="run the command by hand to see what it waits for",
+            fix="try it again: at its first use for a machine ziglang builds a C library"
+            if "ziglang" in command
+            else "run the command by hand to see what it waits for",
         ) from None
     if done.returncode:
         said = (done.stderr or done.stdout).strip()[-2000:]
+        lacks_library = any(name in said for name in C_LIBRARY)
         raise UnsupportedError(
             "export",
-            f"{Path(command[0]).name} failed for {target}: {said}",
+            f"{_tool(command)} failed for {target}: {said}",
             expected="a command that ends well",
             got={"command": " ".join(command)[:400], "status": done.returncode},
-            fix="run the command by hand to see all it says",
+            fix=f"install the C library of {target} (on Debian such as libc6-dev-arm64-cross)"
+            if lacks_library
+            else "run the command by hand to see all it says",
         )
+
+
+def _tool(command: Sequence[str]) -> str:
+    """What a command is called."""
+    return "ziglang" if "ziglang" in command else Path(command[0]).name

@@ -34,6 +34,8 @@ class Platform:
     """What the C compiler is told beside."""
     shared: str = ".so"
     """How the name of a shared library ends; empty where there is none."""
+    program: str = ""
+    """How the name of a program ends."""
     board: str = ""
     """What the emulator of a machine without a system calls it."""
 
@@ -72,13 +74,14 @@ PLATFORMS: dict[str, Platform] = {
     ),
     "thumbv7em": Platform(
         "thumbv7em-unknown-none-eabihf", "cortex-m4", frozenset(["vfp4d16sp"]),
-        compilers=("arm-none-eabi-gcc",), zig="thumb-freestanding-eabihf", shared="",
+        compilers=("arm-none-eabi-gcc",), shared="",
         options=("-mcpu=cortex-m4", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16", "-mthumb"),
         board="mps2-an386",
     ),
     "x86-64-windows": Platform(
         "x86_64-w64-windows-gnu", "x86-64-v3", LEVELS["x86-64-v3"],
         compilers=("x86_64-w64-mingw32-gcc",), zig="x86_64-windows-gnu", shared=".dll",
+        emulators=("wine", "wine64"), program=".exe",
     ),
     "aarch64-macos": Platform(
         "arm64-apple-macosx11.0.0", "apple-m1", zig="aarch64-macos", shared=".dylib",
@@ -137,5 +140,7 @@ def _nearest_target(target: str) -> str | None:
 def _host_platform() -> Platform:
     machine = host()
     has = frozenset(each[1:] for each in machine.features.split(",") if each.startswith("+"))
+    family = machine.triple.split("-")[0]
     shared = ".dylib" if "apple" in machine.triple else ".so"
-    return Platform(machine.triple, machine.processor, has, shared=shared)
+    zig = f"{family}-linux-gnu" if "linux" in machine.triple else ""
+    return Platform(machine.triple, machine.processor, has, shared=shared, zig=zig)

@@ -30,7 +30,7 @@ from weft.core.records import frozen
 from weft.core.shapes import Dim, Dimension, match_size, symbol
 from weft.core.types import TensorType
 from weft.ir.autocast import AUTOCAST
-from weft.ir.eager import number_key
+from weft.ir.call_keys import number_key
 from weft.ir.tensor import Tensor, grad_mode, traces
 from weft.ops.operands import as_tensor
 
@@ -252,8 +252,9 @@ def _tensor_key(x: Tensor) -> Hashable:
 
 
 def _static_key(leaf: Any) -> Hashable:
+    key = number_key(leaf)
     try:
-        hash(leaf)
+        hash(key)
     except TypeError:
         raise ArgumentTypeError(
             "jit",
@@ -262,4 +263,4 @@ def _static_key(leaf: Any) -> Hashable:
             got={"argument": leaf},
             fix="convert arrays first: wf.asarray(x)",
         ) from None
-    return number_key(leaf)
+    return key

@@ -32,11 +32,11 @@ from weft.compiler.function.program_cache import (
     run_observed,
     split_executable,
 )
-from weft.compiler.function.recording import Output, Recording, Source
+from weft.compiler.function.recording import Output, Recording, Source, Write
 from weft.compiler.function.taped import Taped
 from weft.compiler.fusion.costs import Sizes, bytes_of
 from weft.compiler.graph_passes.user_rules import Rewrites, rewrites
-from weft.compiler.memory_budget.search import Fit, fitted
+from weft.compiler.memory_budget.search import Fit, fit_budget
 from weft.compiler.plan.device_plan import Places, device_plan
 from weft.compiler.plan.planning import WrittenKernels
 from weft.compiler.plan.program_plan import ProgramPlan, read_sizes
@@ -49,6 +49,7 @@ from weft.compiler.report.memory_use import MemoryReport, memory_report
 from weft.compiler.targets.target import Donation, Executable, Target, default_target, target_of
 from weft.core.arrays import CONCRETE, to_host
 from weft.core.devices import CPU, Device
+from weft.core.dtypes import BY_NUMPY
 from weft.core.errors import UnsupportedError
 from weft.core.settings import settings
 from weft.core.trees import LEAF
@@ -98,6 +99,11 @@ class Compiled:
     """Which input is the counter of the generator, which may be where it was last drawn from."""
     result: int | None = field(init=False)
     """Which output the call returns, if that is all."""
+    tuple_places: tuple[int, ...] | None = field(init=False)
+    """The outputs that the call returns as a tuple, if that is all."""
+    plain_writes: Sequence[tuple[int, int]] | None = field(init=False)
+    """Arguments that are written and the outputs they get, if nothing else is written."""
+    output_types: tuple[TensorType, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self.target = target_of(self.device)
@@ -111,6 +117,9 @@ class Compiled:
         self.drawn = drawn.index(True) if any(drawn) else None
         self.is_silent = silent_graph(self.recording.graph) is self.recording.graph
         self.result = result.position if isinstance(result, Output) else None
+        self.tuple_places = _tuple_places(self.recording)
+        self.plain_writes = _plain_writes(self.recording.writes)
+        self.output_types = self.recording.graph.output_types
 
     @property
     def spans_devices(self) -> bool:
@@ -138,7 +147,9 @@ class Compiled:
             return self._draft_report(draft(graph, self.fixed, written, self.target), {})
 
         try:
-            found = fitted(self.recording.graph, self.target, budget, judge, self._held_outside())
+            found = fit_budget(
+                self.recording.graph, self.target, budget, judge, self._held_outside()
+            )
         finally:
             forget_drafts(None if found is None else found.graph)
         return found
@@ -172,7 +183,7 @@ class Compiled:
     def fits(self) -> bool:
         """Whether tensors from outside that no variable was found for are as they were."""
         return not self.outside or all(
-            (held := source.held_tensor()) is None or held.type == kind
+            (held := source.held_tensor()) is None or _has_type(held, kind)
             for source, kind in self.outside
         )
 
@@ -189,23 +200,35 @@ class Compiled:
         if self.drawn is not None and (self.target is default_target() or self.spans_devices):
             arrays[self.drawn] = _on_host(arrays[self.drawn])
         finished: list[Array] = []
-        outputs: list[Tensor] = []
+        values: Sequence[Any] = ()
+        outputs: list[Tensor] | None = None
         try:
             if self._is_plain(inputs, arrays):
-                outputs = [wrap(array) for array in self._run(arrays, finished, handles)]
-            elif self._is_taped(inputs, arrays):
-                outputs = self.taped_for(inputs)(inputs, arrays)
+                values = self._run(arrays, finished, handles)
             else:
-                outputs = self._traced_outputs(inputs)
+                is_taped = self._is_taped(inputs, arrays)
+                taped = self.taped_for(inputs) if is_taped else None
+                outputs = taped(inputs, arrays) if taped else self._traced_outputs(inputs)
+                values = [output._value for output in outputs]
             del inputs, arrays
             if recording.writes:
-                self._write_back(handles, outputs)
+                self._write_back(handles, values)
         except BaseException:  # a signal, after the run or between two writes: all is written
-            late = outputs or [wrap(array) for array in finished]
+            late = values or finished
             if late:
                 _write_back(recording, handles, late)
             raise
+        if outputs is None:
+            return self._returned_value(values)
         return outputs[self.result] if self.result is not None else recording.rebuild(outputs)
+
+    def _returned_value(self, values: Sequence[Array]) -> Any:
+        """What a call returns, given the values of all outputs."""
+        if self.result is not None:
+            return wrap(values[self.result])
+        if self.tuple_places is not None:
+            return tuple([wrap(values[place]) for place in self.tuple_places])
+        return self.recording.rebuild([wrap(value) for value in values])
 
     def apply(self, arrays: list[Array]) -> Any:
         """What a call that `is_pure` returns, given the arrays of all inputs."""
@@ -215,9 +238,7 @@ class Compiled:
             found: Sequence[Array] = program.run(arrays)  # type: ignore[union-attr]
         else:
             found = self._run(arrays)
-        if self.result is not None:
-            return wrap(found[self.result])
-        return self.recording.rebuild([wrap(array) for array in found])
+        return self._returned_value(found)
 
     def is_pure(self, handles: Sequence[Tensor]) -> bool:
         """Whether a call with these tensors reads their arrays, and does nothing else."""
@@ -273,9 +294,12 @@ class Compiled:
             known = self._taped[wanted] = Taped(graph, wanted, self.target, places, self.device)
         return known
 
-    def _write_back(self, handles: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+    def _write_back(self, handles: Sequence[Tensor], values: Sequence[Any]) -> None:
         """Write state back; arrays that nobody holds any more are memory for later runs."""
-        replaced = _write_back(self.recording, handles, outputs)
+        if self.plain_writes is not None and not traces.stack:
+            replaced = _write_arguments(self.plain_writes, handles, values)
+        else:
+            replaced = _write_back(self.recording, handles, values)
         if replaced and self.program is not None:
             for old in objects_held_once(replaced):
                 self.program.recycle(old)
@@ -293,8 +317,9 @@ class Compiled:
         assert self.program is not None
         if not self.donated and not self.renewed:
             return self.program.run(arrays)
-        types = self.recording.graph.output_types
-        reused = reusable_gradients(self.renewed, handles, types) if self.renewed else ()
+        reused = (
+            reusable_gradients(self.renewed, handles, self.output_types) if self.renewed else ()
+        )
         return self.program.run(arrays, writable_over(arrays, self.donated), finished, reused)
 
     def _compile(self) -> None:
@@ -323,12 +348,58 @@ def _no_budget(budget: int, places: Places) -> UnsupportedError:
     )
 
 
+def _has_type(tensor: Tensor, kind: TensorType) -> bool:
+    """Whether a tensor is of a type, which need not be made where there is an array."""
+    value = tensor._value
+    if type(value) not in CONCRETE:
+        return tensor.type == kind
+    return BY_NUMPY[value.dtype] is kind.dtype and value.shape == kind.shape
+
+
 def _on_host(value: Any) -> Any:
     return to_host(value) if type(value) in CONCRETE else value
 
 
+def _tuple_places(recording: Recording) -> tuple[int, ...] | None:
+    """The outputs that a call returns as a tuple; None where it returns anything else."""
+    structure, results = recording.structure, recording.results
+    is_flat = structure.kind is tuple and all(child is LEAF for child in structure.children)
+    places = tuple([result.position for result in results if isinstance(result, Output)])
+    return places if is_flat and len(places) == len(results) else None
+
+
+def _plain_writes(writes: Sequence[Write]) -> list[tuple[int, int]] | None:
+    """Arguments and the outputs that they get; None where a write is anything else."""
+    found = [
+        (write.source.argument, write.output)
+        for write in writes
+        if write.source.argument is not None
+        and write.output is not None
+        and not write.source.gradient
+    ]
+    return found if len(found) == len(writes) else None
+
+
+def _write_arguments(
+    writes: Sequence[tuple[int, int]], handles: Sequence[Tensor], values: Sequence[Any]
+) -> list[Array]:
+    """Write to arguments outside of traces; the arrays that were replaced.
+
+    One that was written in its place is none of them. No variable holds an array here: whoever gets
+    the list counts references.
+    """
+    replaced: list[Array] = []
+    for argument, output in writes:
+        owner = handles[argument]
+        if owner._value is not values[output]:
+            if type(owner._value) in CONCRETE:
+                replaced.append(owner._value)
+            owner._value = values[output]
+    return replaced
+
+
 def _write_back(
-    recording: Recording, handles: Sequence[Tensor], outputs: Sequence[Tensor]
+    recording: Recording, handles: Sequence[Tensor], values: Sequence[Any]
 ) -> list[Array]:
     """Write state back; the arrays that were replaced."""
     replaced: list[Array] = []
@@ -338,7 +409,7 @@ def _write_back(
         owner = write.source.owner(handles)
         if owner is None:
             continue
-        value = None if write.output is None else outputs[write.output]._value
+        value = None if write.output is None else values[write.output]
         if write.source.is_counter:
             GENERATOR.advance(wrap(value))
             continue
@@ -353,5 +424,7 @@ def _write_back(
             if type(owner._value) in CONCRETE:
                 replaced.append(owner._value)
             owner._value = value
-    replaced += [old._value for old in objects_held_once(gradients) if type(old._value) in CONCRETE]
+    if gradients:
+        freed = objects_held_once(gradients)
+        replaced += [old._value for old in freed if type(old._value) in CONCRETE]
     return replaced

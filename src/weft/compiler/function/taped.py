@@ -233,8 +233,9 @@ def _sizes_told(kind: TensorType) -> frozenset[str]:
 class Taped:
     """The two programs of a graph, for calls in which these inputs have a place on the tape."""
 
-    __slots__ = ("_backward", "_cut", "_device", "_forward", "_inexact", "_kept_inputs",
-                 "_kept_outputs", "_params", "_places", "_target", "_wanted", "graph")  # fmt: skip
+    __slots__ = ("_backward", "_cut", "_device", "_dropped_inputs", "_dropped_outputs", "_forward",
+                 "_given", "_inexact", "_inexact_places", "_params", "_places", "_target",
+                 "_wanted", "graph")  # fmt: skip
 
     def __init__(
         self,
@@ -253,15 +254,23 @@ class Taped:
         self._forward = unit_executable(self._cut.forward, target, places, device)
         self._places = self._needed_places(places) if places else ()
         self._backward: Executable | None = None
-        needed = set(self._cut.needed)
-        self._kept_inputs = [
-            is_read or Place("input", place) in needed
-            for place, is_read in enumerate(self._cut.read)
+        shift = len(graph.inputs) - len(graph.outputs)  # what is saved stands behind the inputs
+        self._given = [
+            (place.kind, place.position + (shift if place.kind == "saved" else 0))
+            for place in self._cut.needed
         ]
-        self._kept_outputs = [
-            Place("output", place) in needed for place in range(len(graph.outputs))
+        """Where on a node what the backward program is given stands."""
+        needed = set(self._cut.needed)
+        self._dropped_inputs = [
+            place
+            for place, is_read in enumerate(self._cut.read)
+            if not is_read and Place("input", place) not in needed
+        ]
+        self._dropped_outputs = [
+            place for place in range(len(graph.outputs)) if Place("output", place) not in needed
         ]
         self._inexact = inexact_marks(graph.output_types)
+        self._inexact_places = [place for place, is_one in enumerate(self._inexact) if is_one]
         self._params = {"graph": graph, "pull": self}
 
     def _needed_places(self, places: Places) -> Places:
@@ -283,6 +292,14 @@ class Taped:
         self.attach(inputs, arrays, results, found)
         return results
 
+    def quick_forward(self, arrays: Sequence[Array]) -> Any:
+        """What computes results and saved values of arrays of these kinds with little work.
+
+        None where the forward program knows no such way; it is there after a run on such arrays.
+        """
+        find = getattr(self._forward, "quick_call", None)
+        return None if find is None else find(arrays)
+
     def attach(
         self,
         inputs: Sequence[Tensor],
@@ -291,23 +308,22 @@ class Taped:
         found: Sequence[Array],
     ) -> None:
         """Give results, found with what is saved behind them, one node of the tape."""
-        values = tuple(
-            [
-                array if kept else _without_value(array)
-                for array, kept in zip(arrays, self._kept_inputs, strict=True)
-            ]
-        )
-        outs = tuple(
-            [
-                array if kept else _without_value(array)
-                for array, kept in zip(found, self._kept_outputs, strict=False)
-            ]
-        )
+        count = len(results)
+        values, outs = [*arrays, *found[count:]], [*found[:count]]
+        for place in self._dropped_inputs:
+            values[place] = _without_value(values[place])
+        for place in self._dropped_outputs:
+            outs[place] = _without_value(outs[place])
         parents = tuple([tensor._node for tensor in inputs])
-        node = Node(call, self._params, (*values, *found[len(results) :]), parents, outs)
+        node = Node(call, self._params, tuple(values), parents, tuple(outs))
         for index, result in enumerate(results):
             if self._inexact[index]:
                 result._node = Projection(node, index)
+
+    @property
+    def count(self) -> int:
+        """How many results there are, before the saved values."""
+        return len(self.graph.outputs)
 
     @property
     def saves_nothing(self) -> bool:
@@ -317,17 +333,13 @@ class Taped:
     def pull(self, node: Node, cotangents: dict[int, Tensor]) -> list[Tensor | None] | None:
         """The cotangents of the operands of a node; None where the general rule must find them."""
         arrays: list[Any] = []
-        values, count = node.values, len(self.graph.outputs)
+        values, out = node.values, node.out
         assert values is not None
-        shift = len(self.graph.inputs) - count
-        for place in self._cut.needed:
-            kind, position = place.kind, place.position
+        for kind, position in self._given:
             if kind == "cotangent":
                 arrays.append(self._cotangent(node, cotangents, position))
-            elif kind == "output":
-                arrays.append(node.out[position])
             else:
-                arrays.append(values[position if kind == "input" else position + shift])
+                arrays.append(out[position] if kind == "output" else values[position])
         if not CONCRETE.issuperset(map(type, arrays)):
             return None
         if self._backward is None:
@@ -338,7 +350,7 @@ class Taped:
 
     def _cotangent(self, node: Node, cotangents: dict[int, Tensor], position: int) -> Any:
         """A cotangent that the backward program takes, one for each result with derivatives."""
-        index = [i for i, is_inexact in enumerate(self._inexact) if is_inexact][position]
+        index = self._inexact_places[position]
         known = cotangents.get(index)
         if known is not None:
             return known._value

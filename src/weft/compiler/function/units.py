@@ -13,11 +13,13 @@ from dataclasses import replace
 from functools import lru_cache
 from inspect import unwrap
 from itertools import count
+from operator import attrgetter
 from typing import Any
 
 from weft.compiler.function.compiled_function import Compiled
 from weft.compiler.function.jit import Jit
-from weft.compiler.function.taped import run_kept, unit_executable
+from weft.compiler.function.stretches import stretch_of
+from weft.compiler.function.taped import Taped, run_kept, unit_executable
 from weft.compiler.graph_passes.user_rules import rewrites
 from weft.compiler.targets.target import Executable
 from weft.core.arrays import HostArray
@@ -26,10 +28,14 @@ from weft.ir.eager import Declined, Orders, contiguous_array
 from weft.ir.reverse import recording
 from weft.ir.tape import Leaf
 from weft.ir.tensor import Tensor, about_to_write, grad_mode, traces, wrap
+from weft.ops.control import Marks
 from weft.ops.control_call import call_graph
 from weft.ops.movement import inverse, transpose
 
 Run = Callable[[Sequence[Tensor]], Any]
+Quick = Callable[[Sequence[Any]], Sequence[Any] | None]
+"""Computes the outputs of a program of arrays; None where that takes more than little work."""
+value_of = attrgetter("_value")
 OWN_SIZES = 4
 """How many sizes of its arguments a unit has programs of its own for, before there is one for all.
 
@@ -133,25 +139,41 @@ def compile_unit(
 class UnitCall:
     """Runs a function that reads its arguments and nothing else, and writes nothing."""
 
-    __slots__ = ("_found", "_in_order", "_places", "_program", "_quick")
+    __slots__ = ("_found", "_in_order", "_is_quick", "_places", "_position", "_program", "_quick",
+                 "_quick_forward", "gives_operand")  # fmt: skip
 
     def __init__(self, found: Compiled, places: list[int], count: int) -> None:
         self._found, self._places = found, places
         self._in_order = places == [*range(count)]
         """Whether the program takes all tensors as they are given."""
         self._program: Executable | None = None
-        self._quick: Callable[[Sequence[Any]], Any] | None = None
-        """What runs a program of one result on a device with little work; see `quick_compute`."""
+        self._quick: Quick | None = None
+        """What runs a program of one result with little work, or declines; see `quick_compute`."""
+        self._is_quick: bool | None = None
+        """Whether there is such a way; None before the first run."""
+        self._position: Any = found.result
+        graph = found.recording.graph
+        self.gives_operand = (
+            found.result is not None and graph.outputs[found.result] in graph.inputs
+        )
+        """Whether the result is one of the tensors as it is given."""
+        self._quick_forward: dict[Marks, tuple[Taped, Quick]] = {}
+        """The same with a place on the tape, by which tensors have one."""
 
     def __call__(self, handles: Sequence[Tensor]) -> Any:
         """The result for the tensors of a call's arguments."""
         quick = self._quick
-        if quick is not None and traces.keeper is None and not rewrites():
+        if (quick is not None or self._quick_forward) and traces.keeper is None and not rewrites():
             for tensor in handles:
                 if tensor._node is not None and grad_mode.enabled:
+                    recorded = self._run_recorded(handles)
+                    if recorded is not None:
+                        return recorded
                     break
             else:
-                return wrap(quick([tensor._value for tensor in handles])[self._found.result])
+                made = None if quick is None else quick([*map(value_of, handles)])
+                if made is not None:
+                    return wrap(made[self._position])
         inputs = handles if self._in_order else [handles[place] for place in self._places]
         arrays, is_recorded = [], False
         for tensor in inputs:
@@ -163,18 +185,82 @@ class UnitCall:
         if rewrites():
             outputs = list(call_graph(found.recording.graph, *inputs))
         elif is_recorded and grad_mode.enabled:
-            outputs = found.taped_for(inputs)(inputs, arrays)
+            taped = found.taped_for(inputs)
+            outputs = taped(inputs, arrays)
+            self._remember_forward(taped, inputs, arrays)
         else:
-            if self._program is None:
-                self._program = unit_executable(found.recording.graph, found.target)
-            made = run_kept(found.recording.graph, self._program, arrays)
+            made = self._run_first(arrays)
             if found.result is not None:
-                if self._quick is None:
-                    self._quick = self.quick_compute(arrays)
                 return wrap(made[found.result])
             outputs = [wrap(array) for array in made]
         result = found.result
         return outputs[result] if result is not None else found.recording.rebuild(outputs)
+
+    def _run_first(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """The outputs, with no place on a tape; later calls are quick where there is a way."""
+        graph = self._found.recording.graph
+        if self._is_quick is None and traces.keeper is None and self._position is not None:
+            self._quick = stretch_of(graph, arrays) if self._in_order else None
+            stretch = None if self._quick is None else self._quick(arrays)
+            if stretch is not None:
+                return stretch
+        if self._program is None:
+            self._program = unit_executable(graph, self._found.target)
+        outputs = run_kept(graph, self._program, arrays)
+        if self._is_quick is None and self._position is not None:
+            self._quick = self.quick_compute(arrays)
+            self._is_quick = self._quick is not None
+        return outputs
+
+    def _remember_forward(
+        self, taped: Taped, inputs: Sequence[Tensor], arrays: Sequence[Any]
+    ) -> None:
+        """Let later calls with the same tensors on the tape be quick, where a device has a way."""
+        if self._position is None or not self._in_order or type(arrays[0]) is HostArray:
+            return
+        quick = stretch_of(self._found.recording.graph, arrays) if taped.saves_nothing else None
+        quick = quick or taped.quick_forward(arrays)
+        if quick is not None:
+            self._quick_forward[tuple([tensor._node is not None for tensor in inputs])] = (
+                taped,
+                quick,
+            )
+
+    def _run_recorded(self, handles: Sequence[Tensor]) -> Tensor | None:
+        """The result on a device, with one node of the tape behind it; None for no quick way."""
+        known = self._quick_forward.get(tuple([tensor._node is not None for tensor in handles]))
+        if known is None:
+            return None
+        taped, quick = known
+        arrays = [*map(value_of, handles)]
+        outputs = quick(arrays)
+        if outputs is None:
+            return None
+        results = [*map(wrap, outputs[: taped.count])]
+        taped.attach(handles, arrays, results, outputs)
+        result: Tensor = results[self._position]
+        return result
+
+    @property
+    def part(self) -> tuple[int, Any] | None:
+        """Which tensor the result is a part of, and how, as parts.py has it; None for no such."""
+        graph, result = self._found.recording.graph, self._found.result
+        if result is None or self.gives_operand:
+            return None
+        makers = {each: node for node in graph.nodes for each in node.results}
+        atom, steps = graph.outputs[result], list[Any]()
+        while atom in makers and makers[atom].primitive.part is not None:
+            steps.append((makers[atom].primitive.part, makers[atom].params))
+            atom = makers[atom].operands[0]
+        if atom not in graph.inputs:
+            return None
+        how = steps[0] if len(steps) == 1 else None
+        return self._places[graph.inputs.index(atom)], how
+
+    def compute_known(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
+        """The outputs for arrays of the host, with little work; None where it takes more."""
+        quick = self._quick
+        return None if quick is None or rewrites() else quick(arrays)
 
     def compute(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """The outputs for the arrays of a call's tensors, with no place on a tape."""
@@ -182,14 +268,16 @@ class UnitCall:
             self._program = unit_executable(self._found.recording.graph, self._found.target)
         return self._program.run([arrays[place] for place in self._places])
 
-    def quick_compute(self, arrays: Sequence[Any]) -> Callable[[Sequence[Any]], Any] | None:
+    def quick_compute(self, arrays: Sequence[Any]) -> Quick | None:
         """What does the same for arrays of these kinds with less work, once it was done for them.
 
         None where the program knows no such way.
         """
+        if not self._in_order:
+            return None
+        stretch = stretch_of(self._found.recording.graph, arrays)
         find = getattr(self._program, "quick_call", None)
-        found: Callable[[Sequence[Any]], Any] | None
-        found = find(arrays) if find is not None and self._in_order else None
+        found: Quick | None = stretch or (None if find is None else find(arrays))
         return found
 
     def attach(self, handles: Sequence[Tensor], results: Sequence[Tensor]) -> bool:

@@ -9,7 +9,7 @@ builds scalar expressions.
 >>> from weft.ir.affine_index import Affine
 >>> graph = wf.ir.trace(lambda x: x.T[1:], wf.spec("float32", (2, 3)))
 >>> accesses = Accesses({v: node for node in graph.nodes for v in node.results}, set())
->>> [index for _, index in accesses.at(graph.outputs[0], (Affine.variable(0), Affine()))]
+>>> [index for _, index in accesses.element_at(graph.outputs[0], (Affine.variable(0), Affine()))]
 [(0, i0 + 1)]
 """
 
@@ -64,7 +64,7 @@ class Reading(Generic[T]):
         """An element that nobody uses, and that is not read, where a condition does not hold."""
         raise NotImplementedError
 
-    def at(self, atom: Atom, index: Index) -> T:
+    def element_at(self, atom: Atom, index: Index) -> T:
         """One element of a value."""
         key = (atom, index)
         if key not in self._known:
@@ -85,7 +85,7 @@ class Reading(Generic[T]):
             return kind.read(self, node, index)  # type: ignore[no-any-return]
         shape = node.results[0].type.shape
         operands = [
-            self.at(operand, align_index(index, operand.type.shape, shape))
+            self.element_at(operand, align_index(index, operand.type.shape, shape))
             for operand in node.operands
         ]
         return self.operation(node, operands)

@@ -280,7 +280,7 @@ class _Grouping:
     def _roots(self, node: GraphNode) -> list[Root]:
         """The roots that make a value."""
         if self._is_divided(node):
-            return list(self._parts(node))
+            return list(self._part_roots(node))
         rows = chunk_rows(node, self.limits) if is_reduction(node) else 0
         return (self._in_chunks(node, rows) if rows else None) or [self._root(node)]
 
@@ -291,7 +291,7 @@ class _Grouping:
         outer = tuple(dim for dim in partial.type.shape if dim != 1)
         inner = (lines, rows) if lines > 1 else (rows,)
         own = Root(partial, node, outer, inner, frozenset(), rows=rows, lines=lines)
-        own = replace(own, reads=self.accesses.at(node.operands[0], own.operand_index))
+        own = replace(own, reads=self.accesses.element_at(node.operands[0], own.operand_index))
         moves = [offset(index, atom.type.shape) for atom, index in own.reads]
         steps = {each.factor(len(outer) - 1) for each in moves if each.factor(len(outer)) != 0}
         if not {1} <= steps <= {0, 1}:
@@ -311,7 +311,7 @@ class _Grouping:
         is_small = isinstance(count, int) and count < limits.divided_join_elements
         return len(node.operands) <= limits.divided_join_parts and not is_small
 
-    def _parts(self, node: GraphNode) -> Iterator[Root]:
+    def _part_roots(self, node: GraphNode) -> Iterator[Root]:
         """The parts of a join, each a root that is stored at its place."""
         whole, axis = node.results[0], node.params["axis"]
         start: Dimension = 0
@@ -324,9 +324,8 @@ class _Grouping:
 
     def _raise_floor(self, node: GraphNode, position: int) -> None:
         """Note the first step that may compute what a node makes, where a barrier says so."""
-        floor = position if node.primitive is barrier else -1
-        for atom in node.operands if self.floors else ():
-            floor = max(floor, self.floors.get(atom, -1))
+        own = position if node.primitive is barrier else -1
+        floor = max([own, *[self.floors.get(atom, -1) for atom in node.operands]])
         if floor >= 0:
             self.floors.update(dict.fromkeys(node.results, floor))
 
@@ -482,7 +481,7 @@ class _Grouping:
         operand, axes = node.operands[0], node.params["axes"]
         sizes = [operand.type.shape[axis] for axis in axes]
         reduced = tuple(size for size in sizes if size != 1)
-        reads = self.accesses.at(operand, reduced_index(node, len(outer)))
+        reads = self.accesses.element_at(operand, reduced_index(node, len(outer)))
         return Root(variable, node, outer, reduced, reads)
 
     def _place(self, steps: list[Step], place: dict[Atom, int], root: Root) -> int:

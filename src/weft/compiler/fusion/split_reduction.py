@@ -44,6 +44,7 @@ def chunk_rows(node: GraphNode, limits: FusionLimits) -> int:
     found = _divisor(shape[last], limits)
     if not found and limits.ragged_chunks and not _is_below(shape[last], limits.chunk_rows):
         return limits.chunk_rows
+    # Threads divide chunks: smaller ones, down to 16 rows, where there would be too few.
     while found % 32 == 0 and _is_below(rows, limits.fewest_chunks * found):
         found //= 2
     return 0 if rows == found else found  # one chunk is the whole sum
@@ -96,6 +97,8 @@ def chunk_lines(node: GraphNode, rows: int, limits: FusionLimits) -> int:
 def halves(node: GraphNode, rows: int, lines: int = 1) -> tuple[Variable, GraphNode]:
     """What the reduction of the rows of each chunk makes, and the reduction of that."""
     last, shape = _last_summed_axis(node), node.operands[0].type.shape
+    # [..., rows, columns...] -> [..., chunks, columns...]: the summed axis keeps its place, so that
+    # the same reduction, over the same axes, makes the result of the partial ones.
     chunks = (*shape[:last], (shape[last] + rows - 1) // rows, *shape[last + 1 :])
     if lines > 1:
         chunks = (*chunks[: last - 1], chunks[last - 1] // lines, *chunks[last:])

@@ -64,14 +64,14 @@ class _Lookups(Walk):
         return _Lookups(graph, self.tally, self.lookups_per_row).run()
 
     def visit(self, node: GraphNode) -> Sequence[Atom] | None:
-        found: Atom | None = None
+        replacement: Atom | None = None
         if node.primitive is transpose:
-            found = self.ordered_rows(node)
+            replacement = self.ordered_rows(node)
         elif node.primitive is dot and not node.params["batch"][0]:
-            found = self.rows_times_matrix(node) or self.sum_over_rows(node)
+            replacement = self.rows_times_matrix(node) or self.sum_over_rows(node)
         elif node.primitive is scatter_add:
-            found = self.ordered_updates(node) or self.added_products(node)
-        return None if found is None else [found]
+            replacement = self.ordered_updates(node) or self.added_products(node)
+        return None if replacement is None else [replacement]
 
     # --- order -------------------------------------------------------------------------------
 
@@ -91,82 +91,89 @@ class _Lookups(Walk):
     def ordered_updates(self, node: GraphNode) -> Atom | None:
         """Updates in another order are those in their own order, for places in that one."""
         base, updates, *indices = node.operands
-        made = self.maker(updates)
-        if made is None or made.primitive is not transpose:
+        producer = self.maker(updates)
+        if producer is None or producer.primitive is not transpose:
             return None
-        order = _leading_order(made.params["order"], indices[0].type.ndim)
+        order = _leading_order(producer.params["order"], indices[0].type.ndim)
         if order is None:
             return None
         turned = [self.make(transpose, i, like=node, order=inverse(order)) for i in indices]
         self.tally["ordered_updates"] += 1
-        return self.make(scatter_add, base, made.operands[0], *turned, like=node, **node.params)
+        return self.make(scatter_add, base, producer.operands[0], *turned, like=node, **node.params)
 
     # --- products ----------------------------------------------------------------------------
 
     def rows_times_matrix(self, node: GraphNode) -> Atom | None:
         """Rows of a table times a matrix: rows of the product of the table."""
-        found = self.lookup(node.operands[0])
+        lookup = self.lookup(node.operands[0])
         rows, matrix = node.operands
         inner, other = node.params["contract"]
-        if found is None or inner != (rows.type.ndim - 1,):
+        if lookup is None or inner != (rows.type.ndim - 1,):
             return None
         params = {"contract": ((1,), other), "batch": ((), ())}
-        product = self.make(dot, found.table, matrix, like=node, **params)
+        product = self.make(dot, lookup.table, matrix, like=node, **params)
         self.tally["rows_times_matrix"] += 1
-        return self.make(gather, product, found.index, like=node, axes=(0,))
+        return self.make(gather, product, lookup.index, like=node, axes=(0,))
 
     def sum_over_rows(self, node: GraphNode) -> Atom | None:
         """A sum over all looked-up rows, each times something: one over the table's rows."""
         for side in (0, 1):
-            found = self.lookup(node.operands[side])
+            lookup = self.lookup(node.operands[side])
             other, pairs = node.operands[1 - side], node.params["contract"]
-            if found is None:
+            if lookup is None:
                 continue
-            index = self.index_for(found, pairs[side], pairs[1 - side], node)
+            index = self.index_for(lookup, pairs[side], pairs[1 - side], node)
             if index is None:
                 continue
-            total = self.add_per_row(found.table, other, index, node)
-            table = self.zero_unused_rows(found.table, found.table, index, node)
+            total = self.add_per_row(lookup.table, other, index, node)
+            table = self.zero_unused_rows(lookup.table, lookup.table, index, node)
             operands = (table, total) if side == 0 else (total, table)
             self.tally["sum_over_rows"] += 1
             return self.make(dot, *operands, like=node, contract=((0,), (0,)), batch=((), ()))
         return None
 
     def index_for(
-        self, found: Lookup, own: Sequence[int], other: Sequence[int], node: GraphNode
+        self, lookup: Lookup, own: Sequence[int], other: Sequence[int], node: GraphNode
     ) -> Atom | None:
         """The index in the order of the other operand's axes; None unless those lead there."""
-        axes = range(found.index.type.ndim)
+        axes = range(lookup.index.type.ndim)
         place = dict(zip(other, own, strict=True))
         if sorted(own) != list(axes) or sorted(other) != list(axes):
             return None
         order = tuple(place[axis] for axis in axes)
         if order == tuple(axes):
-            return found.index
-        return self.make(transpose, found.index, like=node, order=order)
+            return lookup.index
+        return self.make(transpose, lookup.index, like=node, order=order)
 
     def added_products(self, node: GraphNode) -> Atom | None:
         """Products that are added up for each row: the product of what is added up."""
         base, updates, *indices = node.operands
-        made = self.maker(updates)
-        if made is None or made.primitive is not dot or self.uses[updates] > 1 or len(indices) > 1:
+        producer = self.maker(updates)
+        if (
+            producer is None
+            or producer.primitive is not dot
+            or self.uses[updates] > 1
+            or len(indices) > 1
+        ):
             return None
-        given, matrix = made.operands
-        (left, right), batch = made.params["contract"], made.params["batch"][0]
-        start, found = self.uniform(base), Lookup(base, indices[0])
-        fits = left == (given.type.ndim - 1,) and given.type.ndim == indices[0].type.ndim + 1
+        left_rows, matrix = producer.operands
+        (left, right), batch = producer.params["contract"], producer.params["batch"][0]
+        start, lookup = self.uniform(base), Lookup(base, indices[0])
+        fits = (
+            left == (left_rows.type.ndim - 1,) and left_rows.type.ndim == indices[0].type.ndim + 1
+        )
         if not fits or batch or base.type.ndim != 2 or matrix.type.ndim != 2:
             return None
         if (
             node.params["axes"] != (0,)
             or start is None
             or start != 0
-            or not found.is_long(self.lookups_per_row)
+            or not lookup.is_long(self.lookups_per_row)
         ):
             return None
-        total = self.add_per_row(base, given, indices[0], node)
+        total = self.add_per_row(base, left_rows, indices[0], node)
         params = {"contract": ((1,), right), "batch": ((), ())}
-        product = self.make(dot, total, matrix, like=made, **params)
+        product = self.make(dot, total, matrix, like=producer, **params)
         self.tally["added_products"] += 1
         return self.zero_unused_rows(product, base, indices[0], node)
 
@@ -177,9 +184,9 @@ class _Lookups(Walk):
         node = self.maker(atom)
         if node is None or node.primitive is not gather or node.params["axes"] != (0,):
             return None
-        found = Lookup(*node.operands)
-        fits = found.table.type.ndim == 2 and found.table.type.dtype.is_floating
-        return found if fits and found.is_long(self.lookups_per_row) else None
+        lookup = Lookup(*node.operands)
+        fits = lookup.table.type.ndim == 2 and lookup.table.type.dtype.is_floating
+        return lookup if fits and lookup.is_long(self.lookups_per_row) else None
 
     def add_per_row(self, table: Atom, updates: Atom, index: Atom, like: GraphNode) -> Atom:
         """What is added up for each row of a table."""

@@ -54,15 +54,15 @@ class RowPicks(Walk):
 
     def visit(self, node: GraphNode) -> Sequence[Atom] | None:
         """What stands in place of a node; None where it stays."""
-        found: Atom | None = None
+        replacement: Atom | None = None
         if node.primitive is gather and self.is_pick(node):
             self.checked.add((*node.operands[1:], node.operands[0].type.shape))  # type: ignore[arg-type]
-            found = self.pick_before(node)
+            replacement = self.pick_before(node)
         elif node.primitive is scatter_add and self.is_pick(node):
-            found = self.choice_by_column(node)
+            replacement = self.choice_by_column(node)
         elif node.primitive is PRIMITIVES["reduce_sum"]:
-            found = self.sum_of_choice(node)
-        return None if found is None else [found]
+            replacement = self.sum_of_choice(node)
+        return None if replacement is None else [replacement]
 
     def is_pick(self, node: GraphNode) -> bool:
         """Whether a node addresses one element in each row of its first operand, a matrix."""
@@ -81,24 +81,24 @@ class RowPicks(Walk):
     def pick_before(self, node: GraphNode) -> Atom | None:
         """An element of what is computed element by element: computed of picked elements."""
         table = node.operands[0]
-        made = self.maker(table)
-        if made is None or not isinstance(made.primitive.kind, Elementwise):
+        producer = self.maker(table)
+        if producer is None or not isinstance(producer.primitive.kind, Elementwise):
             return None
-        wide = [atom for atom in made.operands if atom.type.shape == table.type.shape]
+        wide = [atom for atom in producer.operands if atom.type.shape == table.type.shape]
         if self.uses[table] > 1 and any(map(self.is_fused, wide)):
             return None
-        picked = [self.picked_operand(atom, node) for atom in made.operands]
+        picked = [self.picked_operand(atom, node) for atom in producer.operands]
         if any(atom is None for atom in picked):
             return None
         self.tally["pick_before"] += 1
-        return self.make(made.primitive, *picked, like=node, **made.params)  # type: ignore[arg-type]
+        return self.make(producer.primitive, *picked, like=node, **producer.params)  # type: ignore[arg-type]
 
     def is_fused(self, atom: Atom) -> bool:
         """Whether a value is likely to be in no memory, so that it would be stored to be picked."""
-        made = self.maker(atom)
-        while made is not None and made.primitive is reshape:  # lies where its operand does
-            made = self.maker(made.operands[0])
-        return made is not None and isinstance(made.primitive.kind, Elementwise | Movement)
+        producer = self.maker(atom)
+        while producer is not None and producer.primitive is reshape:  # lies where its operand does
+            producer = self.maker(producer.operands[0])
+        return producer is not None and isinstance(producer.primitive.kind, Elementwise | Movement)
 
     def picked_operand(self, atom: Atom, node: GraphNode) -> Atom | None:
         """The elements of an operand that belong to the picked ones; None where it has no rows."""
@@ -114,11 +114,15 @@ class RowPicks(Walk):
 
         A kernel that reads the reshaped value, too, would store it a second time for the lookup.
         """
-        made = self.maker(atom)
-        if made is None or made.primitive is not reshape or self.is_fused(made.operands[0]):
+        producer = self.maker(atom)
+        if (
+            producer is None
+            or producer.primitive is not reshape
+            or self.is_fused(producer.operands[0])
+        ):
             return atom
-        whole = self.make(PRIMITIVES["barrier"], made.operands[0], like=node)
-        return self.make(reshape, whole, like=node, shape=made.params["shape"])
+        whole = self.make(PRIMITIVES["barrier"], producer.operands[0], like=node)
+        return self.make(reshape, whole, like=node, shape=producer.params["shape"])
 
     # --- derivatives -------------------------------------------------------------------------
 
@@ -141,10 +145,10 @@ class RowPicks(Walk):
         """A sum over the columns of such a table: the number itself."""
         if node.params["axes"] != (1,):
             return None
-        made = self.maker(node.operands[0])
+        producer = self.maker(node.operands[0])
         negative = PRIMITIVES["negative"]
-        is_negative = made is not None and made.primitive is negative
-        table = made.operands[0] if made is not None and is_negative else node.operands[0]
+        is_negative = producer is not None and producer.primitive is negative
+        table = producer.operands[0] if producer is not None and is_negative else node.operands[0]
         updates = self.choices.get(table)
         if updates is None:
             return None

@@ -42,7 +42,7 @@ from weft.core.types import TensorType
 from weft.ir import reverse
 from weft.ir.autocast import autocast_to
 from weft.ir.graph import Graph
-from weft.ir.rewriting import Call, Rule, RuleSet, loosened, pattern_of
+from weft.ir.rewriting import Call, Rule, RuleSet, loosened_pattern, pattern_of
 from weft.ir.tensor import Tensor, wrap
 from weft.ir.tracing import trace
 from weft.ir.walking import Tally, is_pure
@@ -273,7 +273,7 @@ class _Sides:
 
         forms: dict[Call, Rule] = {}
         for types, graph in graphs.items():
-            loose = loosened(pattern_of(f"rewrite {name}", graph, holes, self.lone))
+            loose = loosened_pattern(pattern_of(f"rewrite {name}", graph, holes, self.lone))
             forms.setdefault(loose, Rule(
                 name, inspect.getdoc(self.replacement) or "", self.pattern, self.replacement,
                 types, holes, loose, exact=self.exact, domain=self.domain, at=pattern_at,

@@ -480,7 +480,7 @@ class _Lowering:
         """One element of a root, or of what a reduction reads."""
         if not is_reduction(root.node):
             return self.elements.of_node(root.node, counting_index(root.variable.type.shape, 0))
-        element = self.elements.at(root.node.operands[0], root.operand_index)
+        element = self.elements.element_at(root.node.operands[0], root.operand_index)
         return self._term(root.node, element)
 
     def _term(self, node: GraphNode, element: Scalar) -> Scalar:

@@ -96,10 +96,14 @@ class Ladders:
         """The choice that needs least memory."""
         best = self._best_ladder(lambda number: (self._ladder(number).lowest_step.peak,))
         nothing = self.flow.weigh(frozenset())
-        return nothing if best is None else min(nothing, self._ladder(best).lowest_step, key=_need)
+        return (
+            nothing
+            if best is None
+            else min(nothing, self._ladder(best).lowest_step, key=_peak_and_cost)
+        )
 
 
-def _need(weight: Weight) -> tuple[float, float]:
+def _peak_and_cost(weight: Weight) -> tuple[float, float]:
     return weight.peak, weight.cost
 
 
@@ -129,7 +133,7 @@ class Ladder:
     @property
     def lowest_step(self) -> Weight:
         """The weight of the lowest step."""
-        return min(map(self.weigh, self.ends), key=_need)
+        return min(map(self.weigh, self.ends), key=_peak_and_cost)
 
     def first_fitting_step(self, target: float) -> Weight | None:
         """The first step that fits, by halving: each step drops more than the one before."""

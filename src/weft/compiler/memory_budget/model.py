@@ -29,7 +29,7 @@ from weft.ir.kinds import Collective, Contraction, Control, Effect, Gather, Opaq
 from weft.ir.walking import graphs_of, is_pure, replace_node
 from weft.ops.identity import barrier
 
-__all__ = ["Flow", "Weight", "prompt", "recomputing", "released", "values_again"]
+__all__ = ["Flow", "Weight", "prompt", "recomputing", "release_products", "values_again"]
 
 WAIT = 64
 """After how many nodes an update has waited for something beside its product; of programs, not of
@@ -364,7 +364,7 @@ class _Again:
 # --- rewriting -----------------------------------------------------------------------------------
 
 
-def released(flow: Flow) -> Graph:
+def release_products(flow: Flow) -> Graph:
     """The graph in which updates that have to wait do not let their products wait with them.
 
     A product and the update that it is for are one chain, which holds what the product reads. Where

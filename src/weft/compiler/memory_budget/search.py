@@ -1,6 +1,6 @@
 """Recomputation: a program that fits a budget of memory, by computing values twice.
 
-`fitted` chooses what to drop. A model (model.py) of the program has what each choice costs and
+`fit_budget` chooses what to drop. A model (model.py) of the program has what each choice costs and
 how much memory it leaves; of the choices that are easy to weigh (candidates.py) the cheapest is
 taken whose model fits, and drafted: its real plan, for which nothing is compiled, is the judge.
 
@@ -30,7 +30,7 @@ from weft.compiler.memory_budget.model import (
     Weight,
     prompt,
     recomputing,
-    released,
+    release_products,
     values_again,
 )
 from weft.compiler.pipeline import optimize
@@ -44,7 +44,7 @@ from weft.runtime.arena import readable_size
 from weft.runtime.cache import entry_key, shared_disk
 from weft.runtime.stamps import program_sources
 
-__all__ = ["Fit", "fitted", "parse_bytes"]
+__all__ = ["Fit", "fit_budget", "parse_bytes"]
 
 ROUNDS = 8
 """How often the peak, once lowered, is looked for again: a program may have several. These numbers
@@ -134,7 +134,7 @@ class _Plan:
         return self.report.peak - self.report.arena
 
 
-def fitted(graph: Graph, target: Target, budget: int, judge: Judge, outside: int) -> Fit:
+def fit_budget(graph: Graph, target: Target, budget: int, judge: Judge, outside: int) -> Fit:
     """The graph, optimised, with as much computed again as a budget in bytes asks for.
 
     `outside` is about what arguments and results take. What was chosen is kept on disk, so that a
@@ -203,7 +203,7 @@ def _key(asked: str) -> str:
 
 def _follow_choices(graph: Graph, limits: Limits, choices: Sequence[Choice]) -> Fit:
     """The graph after choices that were made before, round by round."""
-    fit = Fit(released(Flow(graph, limits)) if choices else graph)
+    fit = Fit(release_products(Flow(graph, limits)) if choices else graph)
     for start, anchors, dropped in [choice for choice in choices if choice[0] >= 0]:
         ordered = prompt(Flow(fit.graph, limits))
         made = [value for node in ordered.nodes for value in node.results]
@@ -251,7 +251,7 @@ class _Search:
             plan = self.draft_plan(Fit(self.graph))
             if plan.peak <= self.budget:
                 return plan
-        start = released(flow)
+        start = release_products(flow)
         if plan is not None and start is not self.graph:
             plan = self.draft_plan(Fit(start), (RELEASED,))
         return self._descend(Fit(start), plan)
@@ -272,7 +272,7 @@ class _Search:
 
         That way is the same whatever the budget, so that what one budget finds others do, too.
         """
-        fit = Fit(released(Flow(self.graph, self.limits)))
+        fit = Fit(release_products(Flow(self.graph, self.limits)))
         down = _Search(self.graph, self.limits, 0, self.judge, self.bytes_outside_arena)
         down.seen = self.seen
         down._descend(fit, None)

@@ -87,18 +87,21 @@ def _fits(
     first, teams = chosen[0], limits.column_sum_teams
     columns = _columns(rows.body)
     count = sum(len(each.sums) for each in chosen)
+    # [sums, teams, columns]: each team holds what it has summed of its own rows.
     if count * teams * (columns or 0) * float32.itemsize > limits.column_sum_bytes:
         return False
     touched = {root(value) for value in launch.values}
     for each in chosen:
         if (each.rows, each.columns) != (first.rows, columns) or each.rows % teams:
             return False
+        # The chunks must be of the very rows that the launch goes over.
         if each.chunks * each.rows != rows.extent.detail:
             return False
         if not any(root(v) in touched and v not in each.launch.writes for v in each.launch.values):
             return False
     own = {root(value) for value in launch.writes}
     read = {root(v) for each in (launch, *[x.launch for x in chosen]) for v in _read_values(each)}
+    # All run at the place of the first: nothing that they read may be written from there on.
     later = launches[_first_place(launch, chosen, launches) :]
     return (read - own).isdisjoint(root(value) for each in later for value in each.writes)
 

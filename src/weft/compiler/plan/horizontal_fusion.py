@@ -83,6 +83,7 @@ class _UsualSizes:
 
 def _task(launch: Launch, root: Root, sizes: _UsualSizes, inputs: set[Variable]) -> Task:
     writes = tuple(root(value) for value in launch.writes)
+    # The scratch memory of an inner program counts as written: it is alive during the launch.
     if launch.nested is not None:
         writes = (*writes, launch.nested.scratch)
     begun = {root(value) for value in launch.updates}
@@ -131,6 +132,8 @@ def chunk_count(launch: Launch, sizes: Sizes) -> int:
 
 def _chunks_at_once(members: Sequence[Launch], sizes: Sizes) -> int:
     """How many chunks a thread claims: many where they are small, all where one thread will do."""
+    # `work` counts parts of chunks: many members with less than one chunk each are little work,
+    # and claiming them one at a time would cost more than they do.
     work = sum(member.extent(sizes) / chunk_size(member, sizes) for member in members)
     chunks = sum(chunk_count(member, sizes) for member in members)
     return max(1, int(chunks / max(work, 1.0)))

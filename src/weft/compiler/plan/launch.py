@@ -142,11 +142,11 @@ class Launch:
         kernel = self.kernel
         return ("kernel", kernel.digest) if isinstance(kernel, Kernel) else kernel
 
-    def parts(self) -> Iterator[Launch]:
+    def nested_launches(self) -> Iterator[Launch]:
         """The launch, and all that it is made of."""
         yield self
         for part in (*self.stages, *self.members):
-            yield from part.parts()
+            yield from part.nested_launches()
 
 
 def kernel_launch(step: Step, lowered: Lowered, chunk: int) -> Launch:

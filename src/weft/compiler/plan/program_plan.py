@@ -101,7 +101,7 @@ class ProgramPlan:
         """The launches with those that they are made of, and those of the plans inside."""
         for plan in self.every_plan():
             for launch in plan.launches:
-                yield from launch.parts()
+                yield from launch.nested_launches()
 
     @property
     def kernels(self) -> list[Kernel]:

@@ -180,6 +180,7 @@ class _Chains:
 
     def move(self, position: int, place: int) -> None:
         """Let what a launch reads be read at another place: there it will run."""
+        # Later questions who reads a value first must see the new place, not the one in the list.
         for value in {self.root(v) for v in self.launches[position].values}:
             readers = self.readers.get(value, [])
             if position in readers:
@@ -226,6 +227,7 @@ class _Chain:
         whole = {chains.root(v) for v in own.launch.values if v not in own.launch.by_rows}
         if not whole.isdisjoint(waiting):  # the product needs all rows of what the launch makes
             return self
+        # A reader in between would want all rows before the chain has made them.
         if chains.is_start(launch) or chains.first_reader(waiting, [start, made]) in range(start):
             return self
         before = dict(self.width)

@@ -66,6 +66,8 @@ def schedule(
     updates = _updates(tasks, sizes)
     largest = large if large_update is None else large_update
     tail = _small_as_one(updates, tasks, largest)
+    # The boldest plan first: each next one moves less, and so keeps less alive. Ensembles hold all
+    # their values at once, which is why fewer launches may take more memory than the plain order.
     for gathered, window in ((gathered_bytes, WINDOW), (0, WINDOW), (0, 0)):
         first = _preparations(tasks, updates) if gathered else []
         last = _preliminaries(tasks, updates, first, sizes, gathered) if gathered else []
@@ -84,6 +86,8 @@ def schedule(
 def peak(launches: Sequence[Launch], tasks: Sequence[Task], sizes: Mapping[Hashable, int]) -> int:
     """The most bytes that are live during one launch."""
     last = _last_readers(launches, tasks)
+    # A value is alive from the launch that begins it to the last one that touches it, both
+    # included: what a launch writes is there beside all that it reads.
     live = most = 0
     for place, launch in enumerate(launches):
         live += sum(
@@ -178,6 +182,7 @@ def _preliminaries(
     late, kept = set(updates), {*updates, *early}
     replaced = {v for number, task in enumerate(tasks) if number not in late for v in task.replaces}
     found: list[int] = []
+    # From behind, so that a task whose readers have all been moved back is seen after them.
     for number in reversed(range(len(tasks))):
         task = tasks[number]
         waiting = set[int]().union(*[readers.get(value, set()) for value in task.writes])
@@ -218,6 +223,7 @@ def _ensembles(
     place: dict[Hashable, int] = {}
     for number in order:
         task = tasks[number]
+        # A member of an ensemble may not read what another member writes: they run side by side.
         earliest = max([place.get(value, -1) for value in task.reads], default=-1) + 1
         nearest = max(earliest, len(launches) - window)
         hosts = range(len(launches) - 1, nearest - 1, -1) if _is_small(task, large) else ()
@@ -296,6 +302,7 @@ def _launches_before(head: Sequence[Launch], tasks: Sequence[Task]) -> list[set[
     pinned = -1
     for place, launch in enumerate(head):
         needed = {writer[v] for n in launch for v in tasks[n].reads if v in writer}
+        # Who writes over an input comes after all that read it.
         replaced = {v for n in launch if not tasks[n].joins for v in tasks[n].replaces}
         if replaced or any(tasks[number].pinned for number in launch):
             needed |= {pinned} if pinned >= 0 else set()

@@ -34,7 +34,7 @@ def verify_plan(program: ProgramPlan, sizes: Sizes) -> None:
     ranges = _live_ranges(program, plan)
     _verify_sizes(program, plan, ranges, sizes)
     _verify_places(program, plan, ranges, sizes)
-    for part in (p for each in program.launches for p in each.parts() if p.blocks):
+    for part in (p for each in program.launches for p in each.nested_launches() if p.blocks):
         _verify_scratch(part, sizes)
     for inner in program.inner_plans:
         verify_plan(inner, sizes)

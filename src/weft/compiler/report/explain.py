@@ -347,7 +347,7 @@ class _Reports:
         self.readers: dict[Variable, list[Launch]] = {}
         self.place: dict[int, int] = {}
         for position, launch in enumerate(plan.launches):
-            for part in _parts(launch):
+            for part in _launches_run(launch):
                 self.place[id(part)] = position
                 for value in {v for v in part.values if isinstance(v, Variable)} - {*part.writes}:
                     self.readers.setdefault(value, []).append(part)
@@ -569,11 +569,11 @@ _LATER = "a later loop of this kernel reads it"
 _REASONS = {"packed": "read by a product", "sums": "sums of a few rows each, to be added up"}
 
 
-def _parts(launch: Launch) -> Iterator[Launch]:
+def _launches_run(launch: Launch) -> Iterator[Launch]:
     """A launch, or those that it runs."""
     inner = launch.members or launch.stages
     for each in inner:
-        yield from _parts(each)
+        yield from _launches_run(each)
     if not launch.members:
         yield launch
 

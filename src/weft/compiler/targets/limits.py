@@ -52,6 +52,11 @@ class PassLimits:
     left to the reference."""
     tall_product_rows: int = 1024
     """Rows from which a product is as fast in each step of a loop as over all steps at once."""
+    stretched_sum_elements: int = 0
+    """Elements from which a sum over a vector, or over fewer rows, is made of stretches' sums; 0:
+    it never is."""
+    sum_stretch: int = 16 * 1024
+    """Elements of such a stretch at most; a quarter at least, else the sum is not divided."""
 
 
 @frozen

@@ -16,7 +16,7 @@ import numpy as np
 
 from weft.core import dtypes
 from weft.core.arrays import is_host
-from weft.core.devices import CPU, as_device
+from weft.core.devices import as_device
 from weft.core.dtypes import DType, as_dtype, bool_
 from weft.core.errors import (
     ArgumentError,
@@ -27,8 +27,9 @@ from weft.core.errors import (
     WeftError,
 )
 from weft.core.shapes import Dim, Dimension, check_shape, check_size
-from weft.ir.constants import beside_operands, place_beside
+from weft.ir.constants import place_beside
 from weft.ir.dispatch import apply
+from weft.ir.elsewhere import device_unit
 from weft.ir.reverse import filled_tensor
 from weft.ir.tape import Leaf
 from weft.ir.tensor import Tensor, constants_on, wrap
@@ -47,7 +48,7 @@ from weft.ops.operands import (
     is_live,
     scalar_tensor,
 )
-from weft.ops.placement import on_device, takes_device
+from weft.ops.placement import filled_place, fills_device, on_device, takes_device
 from weft.ops.selection import where
 
 __all__ = [
@@ -149,7 +150,7 @@ def _constant_tensor(op: str, shape: Any, dtype: Any, value: float) -> Tensor:
     return filled_tensor(check_shape(op, shape), chosen, value)
 
 
-@takes_device
+@fills_device
 def zeros(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     """A tensor of zeros.
 
@@ -160,7 +161,7 @@ def zeros(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     return _constant_tensor("zeros", shape, dtype, 0)
 
 
-@takes_device
+@fills_device
 def ones(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     """A tensor of ones.
 
@@ -171,7 +172,7 @@ def ones(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     return _constant_tensor("ones", shape, dtype, 1)
 
 
-@takes_device
+@fills_device
 def empty(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     """A tensor of any values: zeros, since what a program computes must be repeatable.
 
@@ -182,7 +183,7 @@ def empty(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     return _constant_tensor("empty", shape, dtype, 0)
 
 
-@takes_device
+@fills_device
 def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     """A tensor of one value, with the dtype of the value unless another is given.
 
@@ -272,7 +273,7 @@ def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = No
 def _fill_like(op: str, x: Any, value: Any, dtype: Any, device: Any) -> Tensor:
     like = as_tensor(op, x)
     target = like.device if device is None else as_device(device)
-    with constants_on(CPU):
+    with constants_on(filled_place(target)):
         filled = _fill_shape(op, like.shape, value, dtype, like.dtype)
     return on_device(filled, target, is_asked=device is not None)
 
@@ -462,7 +463,7 @@ def eye(
     return convert_to(diagonal, chosen)
 
 
-@beside_operands
+@device_unit
 def tril(x: Any, /, *, k: int = 0) -> Tensor:
     """The lower triangle of each matrix, on and below the k-th diagonal; zeros above.
 
@@ -476,7 +477,7 @@ def tril(x: Any, /, *, k: int = 0) -> Tensor:
     return where(is_lower, matrix, _zero(matrix))
 
 
-@beside_operands
+@device_unit
 def triu(x: Any, /, *, k: int = 0) -> Tensor:
     """The upper triangle of each matrix, on and above the k-th diagonal; zeros below.
 

@@ -19,6 +19,7 @@ from weft.core.errors import ArgumentError, ArgumentTypeError, AxisError, DTypeE
 from weft.core.shapes import Shape, broadcast_shapes, check_shape, normalize_axis
 from weft.ir.constants import beside_operands, place_beside
 from weft.ir.dispatch import apply
+from weft.ir.elsewhere import device_unit
 from weft.ir.primitive import Primitive
 from weft.ir.tensor import Tensor
 from weft.ops import boxes, indexing
@@ -69,7 +70,7 @@ def index_tensor(op: str, index: Any) -> Tensor:
 # --- along one axis, the others whole ----------------------------------------------------------
 
 
-@beside_operands
+@device_unit
 def take(x: Operand, indices: Operand, /, *, axis: int | None = None) -> Tensor:
     """The slices of an axis at the indices, whose own axes take its place.
 

@@ -26,7 +26,7 @@ from weakref import ref
 
 import numpy as np
 
-from weft.core.arrays import HostArray, is_host
+from weft.core.arrays import CONCRETE, HostArray, is_host
 from weft.core.dimensions import is_zero
 from weft.core.dtypes import INDEX, bool_, result_type
 from weft.core.errors import (
@@ -43,6 +43,7 @@ from weft.core.records import frozen
 from weft.core.shapes import Dim, Dimension, Shape, broadcast_shapes, equal
 from weft.ir.constants import place_beside
 from weft.ir.dispatch import apply
+from weft.ir.elsewhere import device_unit
 from weft.ir.parts import as_part, living_origin
 from weft.ir.tensor import Tensor, grad_mode, host_array, wrap
 from weft.ops import movement
@@ -59,23 +60,42 @@ __all__: list[str] = []
 
 OP = "index"
 FULL = slice(None)
-_BASIC = (int, slice, type(None), EllipsisType)
+_BASIC = frozenset([int, slice, type(None), EllipsisType])
 
 
 def getitem(x: Tensor, key: Any, /) -> Tensor:
     """The elements of x that a key selects."""
-    value = x._value
-    if type(value) is HostArray and (x._node is None or not grad_mode.enabled):
-        view = _view(value, key if type(key) is tuple else (key,))
+    value, items = x._value, key if type(key) is tuple else (key,)
+    if type(value) not in CONCRETE:
+        return _selected_elements(x, key)
+    if x._node is None or not grad_mode.enabled:
+        view = _view(value, items)
         if view is not None:
             part = wrap(view)
             part._origin = (ref(x), key, x._origin and living_origin(x._origin))
             return part
+    if type(value) is HostArray:
+        return _selected_elements(x, key)
+    if _BASIC.issuperset(map(type, items)):
+        return as_part(_select_by_program(x, key), x, key)
+    are_known = all(map(_is_known_beside_devices, items))
+    return _select_by_program(x, key) if are_known else _selected_elements(x, key)
+
+
+def _selected_elements(x: Tensor, key: Any) -> Tensor:
     selection = select(x, read_key(x, key))
     if not selection.indices:
         return as_part(_basic_view(x, selection), x, key)
     gathered = apply(gather, _basic_view(x, selection), *selection.indices, axes=selection.axes)
     return transpose_known(gathered, selection.order())
+
+
+_select_by_program = device_unit(_selected_elements)
+
+
+def _is_known_beside_devices(item: Any) -> bool:
+    """Whether an item of a key can be part of a program of a device: no values of the host."""
+    return type(item) in _BASIC or (type(item) is Tensor and type(item._value) is not HostArray)
 
 
 def with_update(x: Tensor, key: Any, value: Operand, /) -> Tensor:
@@ -101,15 +121,22 @@ def with_update(x: Tensor, key: Any, value: Operand, /) -> Tensor:
     return _write_view(x, selection, changed)
 
 
-def _view(value: np.ndarray[Any, Any], key: tuple[Any, ...]) -> np.ndarray[Any, Any] | None:
-    """The view of an array that a basic key selects; None for any other key, and for wrong ones."""
-    for item in key:
-        if type(item) not in _BASIC:
-            return None
+def _view(value: Any, key: tuple[Any, ...]) -> Any:
+    """The view of an array that a basic key selects; None for any other key, and for wrong ones.
+
+    On other devices a view is what lies there one element after the other.
+    """
+    if not _BASIC.issuperset(map(type, key)):
+        return None
+    is_host_array = type(value) is HostArray
+    if not is_host_array and not hasattr(value, "part"):
+        return None
+    layout = value if is_host_array else value.kind.layout
     try:
-        return value[key if Ellipsis in key else (*key, ...)]
+        shown = layout[key if Ellipsis in key else (*key, ...)]
     except (IndexError, TypeError, ValueError, OverflowError):
         return None
+    return shown if is_host_array else value.part(shown)
 
 
 # --- what a key selects ------------------------------------------------------------------------

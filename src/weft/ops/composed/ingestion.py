@@ -27,6 +27,7 @@ from weft.core.errors import (
     WeftError,
     short_repr,
 )
+from weft.core.host_memory import fits_memory
 from weft.core.trees import endless_tree_error
 from weft.ir.dispatch import apply
 from weft.ir.tensor import Tensor, wrap
@@ -41,6 +42,8 @@ Array = np.ndarray[Any, Any]
 Ingested = tuple[Tensor, bool]
 """A tensor, and whether it shares memory with what it was made of."""
 _BUFFERS = (bytes, bytearray, memoryview, arrays.array)
+_RANGE_BYTES = 8
+"""Bytes of each number of a range, before they are converted."""
 _CPU_KINDS = (1, 3, 13)
 """DLPack's numbers of devices whose memory the CPU reads: its own, and pinned memory."""
 
@@ -52,6 +55,8 @@ def ingest(op: str, obj: Any, dtype: DType | None) -> Ingested:
     if type(obj) in (bool, int, float, complex):
         return wrap(_array_of_numbers(op, obj, dtype)), False
     if isinstance(obj, (list, tuple, range)):
+        if isinstance(obj, range) and not fits_memory(_RANGE_BYTES * _length(obj)):
+            raise _too_large(op, obj)
         try:
             return _of_sequence(op, obj, dtype), False
         except RecursionError:
@@ -63,6 +68,11 @@ def ingest(op: str, obj: Any, dtype: DType | None) -> Ingested:
         tensor = wrap(elsewhere)
         return convert_to(tensor, dtype or tensor.dtype), dtype is None or tensor.dtype is dtype
     return _of_array(op, _foreign_array(op, obj), dtype)
+
+
+def _length(numbers: range) -> int:
+    """How many numbers a range has; `len` refuses those beyond 64 bits."""
+    return max(0, -((numbers.start - numbers.stop) // numbers.step))
 
 
 def _device_array(op: str, obj: Any) -> Any:

@@ -24,6 +24,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from weft.core.dtypes import BY_NUMPY, DType, float32
+from weft.core.wrong_calls import RECALLS
 from weft.ir.autocast import AUTOCAST
 from weft.ir.eager import unit_like
 from weft.ir.tensor import Tensor
@@ -105,7 +106,10 @@ def follow_table(f: Callable[Parameters, Result]) -> Callable[Parameters, Result
     A unit stays one: it is compiled with its casts.
     """
     casting = unit_like(f, _cast_and_call(getattr(f, "__wrapped__", f), TABLE[f.__name__]))
-    return wraps(f)(_switch_by_block(f, casting))
+    function = wraps(f)(_switch_by_block(f, casting))
+    if f in RECALLS:  # which remembers nothing inside of `autocast`
+        RECALLS[function] = RECALLS[f]
+    return function
 
 
 def _cast_and_call(f: Callable[..., Any], row: Row) -> Callable[..., Any]:

@@ -81,7 +81,7 @@ def matmul(x1: Any, x2: Any, /) -> Tensor:
     plain = plain_product(x1, x2)
     if plain is not None:
         return plain
-    a, b = _numbers("matmul", x1, x2)
+    a, b = _promoted_numbers("matmul", x1, x2)
     if a.ndim == 0 or b.ndim == 0:
         raise ShapeError(
             "matmul",
@@ -98,7 +98,7 @@ def matmul(x1: Any, x2: Any, /) -> Tensor:
     return _stacked_product(a, b)
 
 
-def _numbers(op: str, x1: Any, x2: Any) -> tuple[Tensor, Tensor]:
+def _promoted_numbers(op: str, x1: Any, x2: Any) -> tuple[Tensor, Tensor]:
     a, b = promote_operands(op, (x1, x2))
     if not (a.dtype.is_inexact or a.dtype.is_integer):
         raise wrong_dtype(op, "number", {"a": a, "b": b})
@@ -174,7 +174,7 @@ def tensordot(
     >>> wf.tensordot(wf.ones((2, 3)), wf.ones((3, 2)), axes=((0, 1), (1, 0))).item()
     6.0
     """
-    a, b = _numbers("tensordot", x1, x2)
+    a, b = _promoted_numbers("tensordot", x1, x2)
     left, right = _paired_axes(a, b, axes)
     for i, j in zip(left, right, strict=True):
         require_equal(
@@ -224,7 +224,7 @@ def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Tensor:
     >>> wf.vecdot(wf.tensor([1.0, 2.0]), wf.tensor([3.0, 4.0])).item()
     11.0
     """
-    a, b = _numbers("vecdot", x1, x2)
+    a, b = _promoted_numbers("vecdot", x1, x2)
     got = {"a": a, "b": b}
     a = move_axis(a, normalize_axis("vecdot", axis, a.ndim, got), a.ndim - 1)
     b = move_axis(b, normalize_axis("vecdot", axis, b.ndim, got), b.ndim - 1)
@@ -252,7 +252,7 @@ def inner(x1: Any, x2: Any, /) -> Tensor:
     >>> wf.inner(wf.tensor([1.0, 2.0]), wf.tensor([[3.0, 4.0], [5.0, 6.0]])).tolist()
     [11.0, 17.0]
     """
-    a, b = _numbers("inner", x1, x2)
+    a, b = _promoted_numbers("inner", x1, x2)
     if a.ndim == 0 or b.ndim == 0:
         return a * b
     return tensordot(a, b, axes=((-1,), (-1,)))
@@ -265,7 +265,7 @@ def outer(x1: Any, x2: Any, /) -> Tensor:
     >>> wf.outer(wf.tensor([1.0, 2.0]), wf.tensor([3.0, 4.0])).tolist()
     [[3.0, 4.0], [6.0, 8.0]]
     """
-    a, b = _numbers("outer", x1, x2)
+    a, b = _promoted_numbers("outer", x1, x2)
     flat = [x if x.ndim == 1 else apply(reshape, x, shape=(x.size,)) for x in (a, b)]
     return apply(dot, *flat, contract=NONE, batch=NONE)
 
@@ -277,7 +277,7 @@ def kron(x1: Any, x2: Any, /) -> Tensor:
     >>> wf.kron(wf.tensor([1.0, 2.0]), wf.tensor([1.0, 1.0])).tolist()
     [1.0, 1.0, 2.0, 2.0]
     """
-    a, b = _numbers("kron", x1, x2)
+    a, b = _promoted_numbers("kron", x1, x2)
     rank = max(a.ndim, b.ndim)
     a, b = (apply(reshape, x, shape=(1,) * (rank - x.ndim) + x.shape) for x in (a, b))
     product = apply(dot, a, b, contract=NONE, batch=NONE)  # [*a, *b]

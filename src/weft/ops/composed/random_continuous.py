@@ -30,10 +30,10 @@ from weft.ops.composed import linalg
 from weft.ops.composed.control import while_loop
 from weft.ops.composed.products import matmul
 from weft.ops.composed.random_keys import (
+    derived_keys,
     drawn_bits,
     float_dtype,
     key_or_next,
-    parts,
     read_parameters,
     require,
 )
@@ -407,7 +407,7 @@ def standard_gamma(key: Tensor, concentration: Tensor, shape: Shape) -> tuple[Te
     Marsaglia and Tsang, "A simple method for generating gamma variables", 2000, for
     concentrations of at least 1; a smaller one is raised by 1 and x multiplied by u**(1/a).
     """
-    first, second = parts(key, 2)
+    first, second = derived_keys(key, 2)
     a = apply(broadcast_to, concentration, shape=shape)
     small = less(a, 1.0)
     raised = where(small, add(a, 1.0), a)
@@ -416,7 +416,7 @@ def standard_gamma(key: Tensor, concentration: Tensor, shape: Shape) -> tuple[Te
     c = rsqrt(multiply(d, 9.0))
 
     def propose(key: Tensor) -> tuple[Tensor, Tensor]:
-        for_normal, for_unit = parts(key, 2)
+        for_normal, for_unit = derived_keys(key, 2)
         z = standard_normal(for_normal, shape, float64)
         root = add(multiply(c, z), 1.0)
         v = multiply(square(root), root)
@@ -478,7 +478,7 @@ def beta(
     wanted, target, (a, b) = read_parameters(op, shape, dtype, a=a, b=b)
     _require_positive(op, a=a)
     _require_positive(op, b=b)
-    keys = parts(key_or_next(op, key), 2)
+    keys = derived_keys(key_or_next(op, key), 2)
     logs = [
         _log_gamma_sample(k, _as_float64(op, c), wanted) for k, c in zip(keys, (a, b), strict=True)
     ]

@@ -32,7 +32,13 @@ from weft.ops.composed.random_continuous import (
     until_accepted,
     working_dtype,
 )
-from weft.ops.composed.random_keys import drawn_bits, key_or_next, parts, read_parameters, require
+from weft.ops.composed.random_keys import (
+    derived_keys,
+    drawn_bits,
+    key_or_next,
+    read_parameters,
+    require,
+)
 from weft.ops.composed.statistics import any as any_holds
 from weft.ops.composed.statistics import argmax, cumulative_sum
 from weft.ops.elementwise import (
@@ -370,7 +376,7 @@ def poisson(
     wanted, _, (rate,) = read_parameters(op, shape, None, rate=rate)
     require(op, lambda r: (r >= 0) & (r < 2.0**62), "0 <= rate", f"wf.{op}(shape, 1.0)", rate=rate)
     wide = _discrete(op, rate, wanted)
-    few, many = parts(key_or_next(op, key), 2)
+    few, many = derived_keys(key_or_next(op, key), 2)
     is_few = less(wide, 10.0)
     small = _poisson_by_inversion(few, where(is_few, wide, 1.0), wanted)
     large = _poisson_by_rejection(many, where(is_few, 10.0, wide), wanted)
@@ -434,7 +440,7 @@ def _poisson_by_rejection(key: Tensor, rate: Tensor, shape: Shape) -> Tensor:
 
 def _pair(key: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
     """u in [-1/2, 1/2), v in (0, 1], and the distance of u from the ends."""
-    first, second = parts(key, 2)
+    first, second = derived_keys(key, 2)
     u = subtract(unit(first, shape, float64), 0.5)
     return u, unit_tail(second, shape, float64), subtract(0.5, absolute(u))
 
@@ -478,7 +484,7 @@ def binomial(
     # Above 1/2 failures are counted in place of successes: the methods need p ≤ 1/2.
     flipped = greater(chance, 0.5)
     share = where(flipped, subtract(1.0, chance), chance)
-    few, many = parts(key_or_next(op, key), 2)
+    few, many = derived_keys(key_or_next(op, key), 2)
     # Both methods run for all elements; each gets harmless parameters where the other is used.
     is_few = less(multiply(count, share), 10.0)
     small = _binomial_by_inversion(few, where(is_few, count, 1.0), share, wanted)

@@ -150,7 +150,7 @@ def drawn_bits(key: Tensor, shape: Shape, dtype: DType) -> Tensor:
     return apply(random_bits, key, _NOTHING, shape=shape, dtype=dtype, domain=DRAW)
 
 
-def parts(key: Tensor, count: int) -> list[Tensor]:
+def derived_keys(key: Tensor, count: int) -> list[Tensor]:
     """Several keys made of one, for a distribution that draws more than once."""
     return [fold_key(key, wrap(np.array(number, np.uint64))) for number in range(count)]
 

@@ -218,7 +218,7 @@ def _refuse_doubt(f: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]
     @wraps(f)
     def check_and_split(*args: Any, **kwargs: Any) -> list[Tensor]:
         if len(args) > 1 and "axis" not in kwargs:
-            parts, axis = args[1], args[2] if len(args) > 2 else 0
+            parts, axis = args[1], args[2] if len(args) > 2 else kwargs.get("dim", 0)
             sizes = isinstance(parts, (list, tuple)) and len(parts) > 1
             x = as_tensor("split", args[0])
             place = normalize_axis("split", axis, x.ndim, {"x": x})

@@ -20,6 +20,7 @@ from weft.core.shapes import Dimension, check_size
 from weft.core.shapes import equal as equal_sizes
 from weft.ir.constants import beside_operands, place_beside
 from weft.ir.dispatch import apply
+from weft.ir.elsewhere import device_unit
 from weft.ir.forward import has_derivative
 from weft.ir.primitive import Primitive
 from weft.ir.reverse import filled_tensor
@@ -189,7 +190,7 @@ def _reduce_segments(
 # --- labels ------------------------------------------------------------------------------------
 
 
-@beside_operands
+@device_unit
 def one_hot(indices: Operand, num_classes: Dimension | None = None, dtype: Any = None) -> Tensor:
     """Along a new last axis, 1 at each index and 0 elsewhere; float32 unless a dtype is given.
 

@@ -42,8 +42,8 @@ from weft.core.arrays import CONCRETE, HostArray
 from weft.core.records import frozen
 from weft.core.settings import settings
 from weft.ir.autocast import AUTOCAST
+from weft.ir.call_keys import static_key
 from weft.ir.dispatch import OBSERVERS
-from weft.ir.eager import static_key
 from weft.ir.tensor import Tensor, grad_mode, traces, wrap
 from weft.runtime.object_words import DICT, END, LIST, WORD, places
 

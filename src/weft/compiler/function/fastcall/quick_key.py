@@ -19,7 +19,7 @@ from weft.compiler.function.arguments import shared_places
 from weft.core import trees
 from weft.core.arrays import CONCRETE, HostArray
 from weft.ir.autocast import AUTOCAST
-from weft.ir.eager import number_key
+from weft.ir.call_keys import number_key
 from weft.ir.tensor import Tensor, grad_mode
 
 ATOMS = frozenset([bool, int, str, type(None)])

@@ -116,7 +116,7 @@ class _Rewrite(Walk):
 
     def view_value(self, view: View, like: GraphNode) -> Atom:
         """A view as a value."""
-        atom = self.renamed(view.atom)
+        atom = self.renamed_atom(view.atom)
         if view.order != tuple(range(len(view.order))):
             atom = self.make(transpose, atom, like=like, order=view.order)
         if abs(view.scale - 1) > (1e-14 if atom.type.dtype is float64 else 1e-6):
@@ -147,7 +147,7 @@ class _Rewrite(Walk):
             )
             params = {"offset": site.offset, "scale": site.scale, "guarded": False}
             if site.drop is not None:
-                operands += [self.renamed(site.drop.key), self.renamed(site.drop.data)]
+                operands += [self.renamed_atom(site.drop.key), self.renamed_atom(site.drop.data)]
                 params["kept"] = site.drop.kept
             results = self.put_results(attention, operands, params, node)
             self.made[site.powers] = operands, params, results
@@ -183,13 +183,13 @@ class _Rewrite(Walk):
         """What hides keys and what is added to scores, as one operand; none where nothing is."""
         hidden: Atom | None = None
         for condition, inverted in site.masks:
-            each = self.renamed(condition)
+            each = self.renamed_atom(condition)
             if inverted:
                 each = self.make(PRIMITIVES["logical_not"], each, like=node)
             hidden = each if hidden is None else self.make_binary("logical_and", hidden, each, node)
         bias: Atom | None = None
         for atom in site.biases:
-            each = self.convert_value(self.renamed(atom), wide_dtype(atom.type.dtype), node)
+            each = self.convert_value(self.renamed_atom(atom), wide_dtype(atom.type.dtype), node)
             bias = each if bias is None else self.make_binary("add", bias, each, node)
         if hidden is None or bias is None:
             return [each for each in (hidden, bias) if each is not None]

@@ -97,7 +97,7 @@ def _add_twice_rule(primitive: Primitive) -> None:
         on=spec(dtype, (2, 3, 4)),
         lone=True,
     )
-    def twice(x: Tensor, first: Axes, second: Axes) -> Tensor:
+    def reduce_at_once(x: Tensor, first: Axes, second: Axes) -> Tensor:
         """A reduction of reductions is one reduction."""
         left = [axis for axis in range(x.ndim) if axis not in first]
         axes = tuple(sorted([*first, *[left[axis] for axis in second]]))
@@ -221,6 +221,38 @@ def divide_sums(limits: PassLimits) -> RuleSet:
             return None
         if not isinstance(rows, int) or rows < limits.divided_sum_rows:
             return None
-        return apply(reduce_sum, apply(reduce_sum, x, axes=axes[1:]), axes=(0,))
+        return _sum_in_two_steps(x, axes[1:])
 
+    if limits.stretched_sum_elements:
+        _divide_vectors(divided, limits)
     return divided
+
+
+def _divide_vectors(divided: RuleSet, limits: PassLimits) -> None:
+    """The same law for what has too few rows, where the machine does not divide a whole sum."""
+
+    @divided.rule(
+        lambda x, axes=(0,): apply(reduce_sum, x, axes=axes),
+        on=spec("float32", (limits.stretched_sum_elements,)),
+        exact=False,
+    )
+    def sum_by_stretches(x: Tensor, axes: Axes) -> Tensor | None:
+        """A very long sum of floats over a vector, or few rows, is one of stretches' sums."""
+        count, rows = x.size, x.shape[0] if x.ndim else 0
+        if len(axes) != x.ndim or not x.dtype.is_floating or not isinstance(count, int):
+            return None
+        if count < limits.stretched_sum_elements:
+            return None
+        if x.ndim > 1 and not (isinstance(rows, int) and rows < limits.divided_sum_rows):
+            return None
+        lengths = range(limits.sum_stretch, limits.sum_stretch // 4, -1)
+        length = next((each for each in lengths if count % each == 0), 0)
+        if not length:
+            return None
+        return _sum_in_two_steps(apply(reshape, x, shape=(count // length, length)), (1,))
+
+
+def _sum_in_two_steps(x: Tensor, first: Axes) -> Tensor:
+    """The sum of sums over some axes; those of 16 bits are in float32, as a single sum is."""
+    wide = convert_to(x, float32) if x.dtype.bits < 32 else x
+    return convert_to(apply(reduce_sum, apply(reduce_sum, wide, axes=first), axes=(0,)), x.dtype)

@@ -74,10 +74,10 @@ class _Lighten(Walk):
         if node.primitive is not scan:
             return None
         for rule in _RULES:
-            found = rule(self, Loop.from_scan(node))
-            if found is not None:
+            results = rule(self, Loop.from_scan(node))
+            if results is not None:
                 self.tally[rule.__name__.strip("_")] += 1
-                return found
+                return results
         return None
 
     @cached_property
@@ -104,23 +104,23 @@ def _take_out_unchanged_carries(walk: _Lighten, loop: Loop) -> Sequence[Atom] | 
     loop.consts += [(each.variable, each.start) for each in kept]
     changing = loop.carry = [each for each in loop.carry if each.end is not each.variable]
     ends, ys = loop.put(walk)
-    made = dict(zip([each.variable for each in changing], ends, strict=True))
-    made.update({each.variable: each.start for each in kept})
+    value_after = dict(zip([each.variable for each in changing], ends, strict=True))
+    value_after.update({each.variable: each.start for each in kept})
     order = loop.node.params["graph"].inputs[loop.node.params["num_consts"] :]
-    return [*[made[v] for v in order if v in made], *ys]
+    return [*[value_after[v] for v in order if v in value_after], *ys]
 
 
 def _passed_on(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
     """An output that is what the loop goes over is that; one that comes twice is made once."""
-    known: dict[Atom, Atom] = dict(loop.xs)
+    outside: dict[Atom, Atom] = dict(loop.xs)
     wanted = list(loop.ys)
-    loop.ys = [y for y in dict.fromkeys(wanted) if y not in known or isinstance(y, Literal)]
+    loop.ys = [y for y in dict.fromkeys(wanted) if y not in outside or isinstance(y, Literal)]
     if len(loop.ys) == len(wanted) or loop.needs_more_than(len(loop.carry) + len(loop.ys)):
         return None
     own = list(loop.ys)
     ends, ys = loop.put(walk)
-    known.update(zip(own, ys, strict=True))
-    return [*ends, *[known[y] for y in wanted]]
+    outside.update(zip(own, ys, strict=True))
+    return [*ends, *[outside[y] for y in wanted]]
 
 
 def _given_twice(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
@@ -161,13 +161,13 @@ def _compute_before_loop(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
         return None
     consts, xs = [v for v, _ in loop.consts], [v for v, _ in loop.xs]
     once = Graph(tuple(consts), tuple(_needed_nodes(loop.nodes, fixed)), tuple(fixed))
-    made = walk.splice(once, [operand for _, operand in loop.consts])
+    computed_once = walk.splice(once, [operand for _, operand in loop.consts])
     steps = Graph((*consts, *xs), tuple(_needed_nodes(loop.nodes, stepped)), tuple(stepped))
     marks = (False,) * len(consts) + (True,) * len(xs)
     for_all = batched_graph(steps, loop.length, marks, (True,) * len(stepped))
     operands = [operand for _, operand in (*loop.consts, *loop.xs)]
     stacked = _splice(walk, for_all, operands, loop) if stepped else []
-    loop.consts += list(zip(fixed, made, strict=True))
+    loop.consts += list(zip(fixed, computed_once, strict=True))
     loop.xs += list(zip(stepped, stacked, strict=True))
     ends, ys = loop.put(walk)
     return [*ends, *ys]
@@ -198,7 +198,7 @@ def _invariants(loop: Loop, levels: dict[Atom, int]) -> list[Variable]:
     stay = [node for node in loop.nodes if levels[node.results[0]] > 0]
     wanted = [*[a for node in stay for a in node.operands], *loop.ys]
     wanted += [each.end for each in loop.carry]
-    found: dict[Variable, None] = {}
+    worthwhile: dict[Variable, None] = {}
     seen: set[Atom] = set()
     while wanted:
         atom = wanted.pop()
@@ -209,16 +209,20 @@ def _invariants(loop: Loop, levels: dict[Atom, int]) -> list[Variable]:
         if is_movement(node) or _makes_more_than_it_reads(node):
             wanted += node.operands
         else:
-            found[node.results[0]] = None
-    return [v for v in loop.makers if v in found]
+            worthwhile[node.results[0]] = None
+    return [v for v in loop.makers if v in worthwhile]
 
 
 def _makes_more_than_it_reads(node: GraphNode) -> bool:
     """Whether a node makes more than it reads, so that it is better computed again."""
     read = [_elements(atom) for atom in node.operands]
-    made = _elements(node.results[0])
-    known = [size for size in read if size is not None]
-    return made is not None and len(known) == len(read) and made > max(known, default=0)
+    made_elements = _elements(node.results[0])
+    read_elements = [size for size in read if size is not None]
+    return (
+        made_elements is not None
+        and len(read_elements) == len(read)
+        and made_elements > max(read_elements, default=0)
+    )
 
 
 def _elements(atom: Atom) -> int | None:
@@ -227,26 +231,26 @@ def _elements(atom: Atom) -> int | None:
 
 def _early_products(loop: Loop, levels: dict[Atom, int], limits: PassLimits) -> list[Variable]:
     """Products of a constant and of what depends on xs, which a step reads."""
-    found = []
+    products = []
     for node in loop.nodes:
         if node.primitive is not dot or levels[node.results[0]] != 1:
             continue
         sides = sorted(node.operands, key=lambda atom: levels.get(atom, 0))
         if levels.get(sides[0], 0) == 0 and _product_of_all_steps_pays(node, sides[1], limits):
-            found.append(node.results[0])
-    return found
+            products.append(node.results[0])
+    return products
 
 
 def _product_of_all_steps_pays(node: GraphNode, stepped: Atom, limits: PassLimits) -> bool:
     """Whether a product over all steps is not too large, and better than one in each step."""
-    made, read = _elements(node.results[0]), _elements(stepped)
-    if made is None or read is None:
+    made_elements, read = _elements(node.results[0]), _elements(stepped)
+    if made_elements is None or read is None:
         return True
     inner = [stepped.type.shape[axis] for axis in _contracted_axes(node, stepped)]
     rows = read
     for size in inner:
         rows //= max(1, int(size))
-    return made <= limits.step_product_growth * read and rows < limits.tall_product_rows
+    return made_elements <= limits.step_product_growth * read and rows < limits.tall_product_rows
 
 
 def _contracted_axes(node: GraphNode, operand: Atom) -> tuple[int, ...]:
@@ -297,10 +301,10 @@ def _is_worth_stacking(loop: Loop, term: GraphNode, levels: dict[Atom, int]) -> 
         return False
     there = {*[variable for variable, _ in loop.xs], *loop.ys}
     new = [_elements(atom) for atom in term.operands if atom not in there]
-    made = _elements(term.results[0])
-    if made is None or any(size is None for size in new):
+    made_elements = _elements(term.results[0])
+    if made_elements is None or any(size is None for size in new):
         return term.primitive is dot or not new
-    return sum(size or 0 for size in new) <= 2 * made
+    return sum(size or 0 for size in new) <= 2 * made_elements
 
 
 def _over_steps(term: GraphNode) -> dict[str, Any]:
@@ -314,12 +318,12 @@ def _over_steps(term: GraphNode) -> dict[str, Any]:
 
 def _late_products(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
     """An output that is a product with a constant is one product behind the loop."""
-    given: dict[Atom, Atom] = dict(loop.consts)
+    const_operands: dict[Atom, Atom] = dict(loop.consts)
     for number, y in enumerate(loop.ys):
         node = loop.makers.get(y) if isinstance(y, Variable) else None
         if node is None or node.primitive is not dot or loop.uses[y] != 1:
             continue
-        constant = [atom in given or isinstance(atom, Literal) for atom in node.operands]
+        constant = [atom in const_operands or isinstance(atom, Literal) for atom in node.operands]
         if sum(constant) != 1:
             continue
         stepped = node.operands[constant.index(False)]
@@ -331,17 +335,17 @@ def _late_products(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
 
 def _pays_late(loop: Loop, node: GraphNode, stepped: Atom, limits: PassLimits) -> bool:
     there = {*[variable for variable, _ in loop.xs], *loop.ys}
-    made, read = _elements(node.results[0]), _elements(stepped)
-    if stepped in there or made is None or read is None:
+    made_elements, read = _elements(node.results[0]), _elements(stepped)
+    if stepped in there or made_elements is None or read is None:
         return True
-    return read <= limits.step_product_growth * made
+    return read <= limits.step_product_growth * made_elements
 
 
 def _multiply_behind(
     walk: _Lighten, loop: Loop, number: int, node: GraphNode, stepped: Atom
 ) -> Sequence[Atom]:
     """The loop with what is multiplied as an output, and the product of all steps of it."""
-    given: dict[Atom, Atom] = dict(loop.consts)
+    const_operands: dict[Atom, Atom] = dict(loop.consts)
     del loop.ys[number]
     count = len(loop.ys)
     part, place = loop.place(stepped)
@@ -351,9 +355,11 @@ def _multiply_behind(
     inputs = tuple(Variable(atom.type) for atom in node.operands)
     one = GraphNode(dot, inputs, node.params, (Variable(node.results[0].type),), node.location)
     product = batched_graph(Graph(inputs, (one,), one.results), loop.length, marks, (True,))
-    operands = [stacked if atom is stepped else given.get(atom, atom) for atom in node.operands]
-    made = _splice(walk, product, operands, loop)
-    return [*ends, *ys[:number], *made, *ys[number:count]]
+    operands = [
+        stacked if atom is stepped else const_operands.get(atom, atom) for atom in node.operands
+    ]
+    product_results = _splice(walk, product, operands, loop)
+    return [*ends, *ys[:number], *product_results, *ys[number:count]]
 
 
 # --- loops that share their work ---------------------------------------------------------------
@@ -366,9 +372,9 @@ def _same_carry(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
     course = _course(loop)
     for other in walk.nodes:
         if other.primitive is scan and walk.course(other) == course:
-            found = _join_loops(walk, Loop.from_scan(other), loop)
-            if found is not None:
-                return found
+            joined_results = _join_loops(walk, Loop.from_scan(other), loop)
+            if joined_results is not None:
+                return joined_results
     return None
 
 
@@ -377,14 +383,14 @@ def _course(loop: Loop) -> tuple[object, ...]:
     nodes = _needed_nodes(loop.nodes, [each.end for each in loop.carry])
     read = {atom: None for node in nodes for atom in node.operands}
     read.update(dict.fromkeys([each.end for each in loop.carry]))
-    given = {**dict(loop.consts), **dict(loop.xs)}
-    inputs = [atom for atom in read if isinstance(atom, Variable) and atom in given]
+    operand_of = {**dict(loop.consts), **dict(loop.xs)}
+    inputs = [atom for atom in read if isinstance(atom, Variable) and atom in operand_of]
     stepped = {variable for variable, _ in loop.xs}
     carry = [each.variable for each in loop.carry]
     ends = tuple(each.end for each in loop.carry)
     return (
         structure(Graph((*inputs, *carry), tuple(nodes), ends)),
-        tuple((_identity(given[atom]), atom in stepped) for atom in inputs),
+        tuple((_identity(operand_of[atom]), atom in stepped) for atom in inputs),
         tuple(_identity(each.start) for each in loop.carry),
         str(loop.length),
         loop.node.params["reverse"],
@@ -401,14 +407,14 @@ def _join_loops(walk: _Lighten, first: Loop, loop: Loop) -> Sequence[Atom] | Non
     later = {result for node in walk.nodes[place:] for result in node.results}
     names: dict[Atom, Atom] = {}
     for mine, theirs in ((loop.consts, first.consts), (loop.xs, first.xs)):
-        known = {_identity(operand): variable for variable, operand in theirs}
+        variable_of = {_identity(operand): variable for variable, operand in theirs}
         for variable, operand in mine:
             if operand in later:
                 return None
-            if _identity(operand) not in known:
-                known[_identity(operand)] = Variable(variable.type, variable.name)
-                theirs.append((known[_identity(operand)], operand))
-            names[variable] = known[_identity(operand)]
+            if _identity(operand) not in variable_of:
+                variable_of[_identity(operand)] = Variable(variable.type, variable.name)
+                theirs.append((variable_of[_identity(operand)], operand))
+            names[variable] = variable_of[_identity(operand)]
     for own, other in zip(loop.carry, first.carry, strict=True):
         names[own.variable] = other.variable
     for node in loop.nodes:
@@ -423,11 +429,13 @@ def _join_loops(walk: _Lighten, first: Loop, loop: Loop) -> Sequence[Atom] | Non
 def _extend_outputs(walk: _Lighten, loop: Loop, ys: Sequence[Atom]) -> GraphNode:
     """A scan that has been put, with more outputs; its results stay what they were."""
     loop.ys += ys
-    made = loop.rebuild_scan()
-    results = (*loop.node.results, *made.results[len(loop.node.results) :])
-    made = GraphNode(scan, made.operands, made.params, results, made.location)
-    walk.replace_made(loop.node, made)
-    return made
+    extended_scan = loop.rebuild_scan()
+    results = (*loop.node.results, *extended_scan.results[len(loop.node.results) :])
+    extended_scan = GraphNode(
+        scan, extended_scan.operands, extended_scan.params, results, extended_scan.location
+    )
+    walk.replace_made(loop.node, extended_scan)
+    return extended_scan
 
 
 def _kept_product(walk: _Lighten, node: GraphNode) -> Sequence[Atom] | None:
@@ -438,12 +446,12 @@ def _kept_product(walk: _Lighten, node: GraphNode) -> Sequence[Atom] | None:
         return None
     loop = Loop.from_scan(maker)
     place = maker.results.index(stacked) - len(loop.carry)
-    given: dict[Atom, Atom] = dict(loop.consts)
+    const_operands: dict[Atom, Atom] = dict(loop.consts)
     for inner in loop.nodes if place >= 0 else ():
         if inner.primitive is not dot or inner.operands[0] is not loop.ys[place]:
             continue
         other = inner.operands[1]
-        if not same_atom(given.get(other, other), constant):
+        if not same_atom(const_operands.get(other, other), constant):
             continue
         if _shifted_product_axes(inner.params) == _product_axes(node.params):
             walk.tally["kept_product"] += 1
@@ -480,18 +488,24 @@ def _recomputed_values(loop: Loop, first: Loop) -> dict[Variable, Atom]:
         return {}
     stacked = dict(zip(first.node.results[len(first.carry) :], first.ys, strict=True))
     stacked.update({operand: variable for variable, operand in first.xs})  # type: ignore[misc]
-    given = {_identity(operand): variable for variable, operand in first.consts}
-    known: dict[Atom, Atom] = {v: stacked[x] for v, x in loop.xs if x in stacked}
-    known.update({v: given[_identity(x)] for v, x in loop.consts if _identity(x) in given})
-    found: dict[Variable, Atom] = {}
+    const_variables = {_identity(operand): variable for variable, operand in first.consts}
+    there: dict[Atom, Atom] = {v: stacked[x] for v, x in loop.xs if x in stacked}
+    there.update(
+        {
+            v: const_variables[_identity(x)]
+            for v, x in loop.consts
+            if _identity(x) in const_variables
+        }
+    )
+    already_made: dict[Variable, Atom] = {}
     for node in filter(is_movable, loop.nodes):
-        if not all(isinstance(atom, Literal) or atom in known for atom in node.operands):
+        if not all(isinstance(atom, Literal) or atom in there for atom in node.operands):
             continue
-        operands = [known.get(atom, atom) for atom in node.operands]
+        operands = [there.get(atom, atom) for atom in node.operands]
         for other in first.nodes:
             if _is_same(node, other, operands):
-                found[node.results[0]] = known[node.results[0]] = other.results[0]
-    return found
+                already_made[node.results[0]] = there[node.results[0]] = other.results[0]
+    return already_made
 
 
 def _is_same(node: GraphNode, other: GraphNode, operands: Sequence[Atom]) -> bool:

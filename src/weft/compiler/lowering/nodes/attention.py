@@ -59,6 +59,7 @@ class Writer:
         self.outs = tuple(
             Buffer(f"out{i}", each.type.dtype, "both") for i, each in enumerate(node.results)
         )
+        # q [*batch, heads, queries, head]; k, v [*batch, shared heads, keys, head or value]
         (*self.batch, self.heads, self.queries, self.head) = draft.shape(0)
         self.shared, self.keys, self.value = draft.shape(2)[-3:]
         self.group = 1 if self.heads == self.shared else int(self.heads) // int(self.shared)
@@ -117,6 +118,7 @@ class Writer:
         keys = self.extent(self.keys)
         last = keys
         if self.offset is not None:
+            # Query i sees keys up to i + offset: the last query of the block sees most.
             seen = self.first + self.rows + self.extent(self.offset)
             last = scalars.maximum(ZERO, scalars.minimum(keys, seen))
         return [
@@ -155,6 +157,7 @@ class Writer:
     ) -> Statement:
         """Copy rows of the block of queries as [width, lanes], zeros for those that are not."""
         d, i = scalars.index("d"), scalars.index("i")
+        # [lanes, width] -> [width, lanes]: a key's element multiplies a vector of queries.
         line = (self.row * self.extent(self.queries) + self.first + i) * self.extent(width) + d
         value = widen_element(scalars.load(source, line, scalars.less(i, self.rows)))
         scaled = value if scale == 1 else value * self.number(scale)
@@ -169,6 +172,7 @@ class Writer:
         found = []
         for number in range(self.tall):
             base = scalars.local(f"{name}{number}", INDEX)
+            # No load is out of bounds: scores of keys beyond the last are hidden later.
             key = scalars.minimum(
                 self.start + tile * self.tall + number, self.extent(self.keys) - 1
             )
@@ -191,6 +195,7 @@ class Writer:
                     value = scalars.select(seen, value, nothing)
                 else:
                     value = value + widen_element(seen)
+            # Tiles that all queries see whole are written without this question.
             if masked:
                 value = scalars.select(self._is_seen(key, i), value, nothing)
             scores.append(value)
@@ -256,11 +261,12 @@ class Writer:
         each = self.extent(size(self.batch[lead:]) * self.heads)
         number, row = (self.row // each, self.row % each) if lead else (ZERO, self.row)
         line = row * self.extent(self.queries) + self.first + i
-        words = self._words(number, line, self.start + tile * self.tall)
+        words = self._tile_words(number, line, self.start + tile * self.tall)
+        # The upper 24 bits of a word are the uniform number in [0, 1) that eager mode compares.
         limit = scalars.const(ceil(float(np.float32(self.kept)) * (1 << 24)), uint64)
         return [scalars.less(word >> 8, limit) for word in words]
 
-    def _words(self, number: Scalar, line: Scalar, begin: Scalar) -> list[Scalar]:
+    def _tile_words(self, number: Scalar, line: Scalar, begin: Scalar) -> list[Scalar]:
         """The words of a tile's keys: four of a block where rows are whole blocks."""
         key, data, keys = self.key, self.data, self.extent(self.keys)
         assert key is not None
@@ -271,6 +277,8 @@ class Writer:
         def block(place: Scalar) -> tuple[Scalar, ...]:
             return philox(place, (low, high), rest)
 
+        # Philox gives four words for a block of four places. Where rows of keys are whole blocks, a
+        # tile draws each block once; else a place picks its word among the four of its block.
         if isinstance(self.keys, int) and self.keys % 4 == 0:
             first = scalars.cast(line * (self.keys // 4), uint64) + scalars.cast(begin >> 2, uint64)
             return [word for four in range(self.tall // 4) for word in block(first + four)]

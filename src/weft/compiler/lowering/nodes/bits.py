@@ -27,7 +27,7 @@ def random_bits(draft: Draft) -> SingleKernel:
     single = rows == 1
     row = ZERO if single else scalars.index("row")
     block, count = scalars.index("block"), draft.extent(shape)
-    values = _words(draft, row, block)
+    values = _block_words(draft, row, block)
     each = len(values)
     stores = []
     for number, value in enumerate(values):
@@ -39,7 +39,7 @@ def random_bits(draft: Draft) -> SingleKernel:
     return draft.kernel(nest(loops, tuple(stores)), work)
 
 
-def _words(draft: Draft, row: Scalar, block: Scalar) -> list[Scalar]:
+def _block_words(draft: Draft, row: Scalar, block: Scalar) -> list[Scalar]:
     """What a block of a row gives, as elements of the result."""
     key, data = draft.operands
     words = [scalars.cast(key[row * 2 + place], uint64) for place in range(2)]

@@ -81,7 +81,7 @@ def collective_launches(node: GraphNode, error: Literal) -> list[Launch] | None:
         how = "".join(f" {params[key]}" for key in ("root", "pairs") if key in params)
         return f"{primitive.name}({mesh_axis}){how} of {count} {dtype.name}"
 
-    def numbers(sizes: Sizes) -> list[int]:
+    def launch_numbers(sizes: Sizes) -> list[int]:
         count = substitute_all(size(operand.type.shape), sizes)
         if name != "all_reduce" and count >= LARGEST:
             raise UnsupportedError(
@@ -100,7 +100,7 @@ def collective_launches(node: GraphNode, error: Literal) -> list[Launch] | None:
     whole = Launch(
         Kind.COLLECTIVE, primitive.name, ("collective", name),
         (operand, result, error, Literal(group_cells.cell_of(mesh_axis))), (result,),
-        numbers, one, one, checked=node,
+        launch_numbers, one, one, checked=node,
         report=lambda: group_cells.failure_of(mesh_axis, shown),
         in_place=((result, operand),) if is_sum and isinstance(operand, Variable) else (),
     )  # fmt: skip

@@ -189,15 +189,15 @@ def _stack_launches(node: GraphNode, how: MatrixFunction, error: Literal) -> lis
     if loop is None:
         return None
 
-    def numbers(sizes: Sizes) -> list[int]:
-        return [*Exceptions.numbers(), *_loop_numbers(loop, values, sizes)]
+    def launch_numbers(sizes: Sizes) -> list[int]:
+        return [*Exceptions.addresses(), *_loop_numbers(loop, values, sizes)]
 
     dtypes = tuple([v.type.dtype for v in values])
     function = _stack_address(
         loop.signature, dtypes, len(node.operands), how.may_fail, how.needs_finite
     )
     copies = tuple([_wide_copy(v) for v in values if v.type.dtype not in CODES])
-    return [_launch(node, function, copies, error, numbers)]
+    return [_launch(node, function, copies, error, launch_numbers)]
 
 
 def _wide_copy(value: Value) -> Variable:
@@ -261,16 +261,16 @@ def _qr_launches(node: GraphNode, error: Literal) -> list[Launch] | None:
     if first is None or second is None:
         return None
 
-    def numbers(sizes: Sizes) -> list[int]:
+    def launch_numbers(sizes: Sizes) -> list[int]:
         return [
-            *Exceptions.numbers(),
+            *Exceptions.addresses(),
             *_loop_numbers(first, [reflected, scales], sizes),
             *_loop_numbers(second, [reflected, scales, q], sizes),
             *static_shape(r.type.shape[-2:], sizes),
         ]
 
     function = _qr_address(x.type.dtype, first.signature, second.signature)
-    return [_launch(node, function, (reflected, scales, _wide_copy(q)), error, numbers)]
+    return [_launch(node, function, (reflected, scales, _wide_copy(q)), error, launch_numbers)]
 
 
 @cache

@@ -70,7 +70,7 @@ def _launch(node: GraphNode, kind: Transform, axis: int, values: tuple[Value, Va
         before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
         return before, shape[axis], static_shape(target.type.shape, sizes)[axis], after
 
-    def numbers(sizes: Sizes) -> list[int]:
+    def launch_numbers(sizes: Sizes) -> list[int]:
         before, read, written, after = shapes(sizes)
         n = max(read, written)  # half of a spectrum is never longer than the row
         loop = _loop(node, kind, n)
@@ -93,7 +93,7 @@ def _launch(node: GraphNode, kind: Transform, axis: int, values: tuple[Value, Va
         return before * after
 
     function, name = symbol_of(_rows_address()), node.primitive.name
-    return Launch(Kind.TRANSFORM, name, function, values, (target,), numbers, rows, grain)
+    return Launch(Kind.TRANSFORM, name, function, values, (target,), launch_numbers, rows, grain)
 
 
 def _scale(norm: str, n: int, dtype: DType) -> tuple[int, int]:

@@ -60,17 +60,17 @@ def lapack_launches(node: GraphNode, error: Literal) -> list[Launch] | None:
     columns = node.operands[-1].type.shape[-1]
     scratch = _scratch(node)
 
-    def numbers(sizes: Sizes) -> list[int]:
+    def launch_numbers(sizes: Sizes) -> list[int]:
         addresses = [routine_address(name, dtype) or 0 for name in _ROUTINES]
         flags = [int(node.params.get(name, False)) for name in ("lower", "unit")]
         return [substitute_all(rows, sizes), substitute_all(columns, sizes), *flags, *addresses]
 
     def grain(sizes: Sizes) -> int:
-        order, width = numbers(sizes)[:2]
+        order, width = launch_numbers(sizes)[:2]
         return max(1, WORK // max(1, order * order * max(order, width)))
 
     def count(sizes: Sizes) -> int:
-        is_work = numbers(sizes)[0] or node.primitive.name == "lu"
+        is_work = launch_numbers(sizes)[0] or node.primitive.name == "lu"
         return int(substitute_all(size(stack), sizes)) if is_work else 0
 
     return [
@@ -80,7 +80,7 @@ def lapack_launches(node: GraphNode, error: Literal) -> list[Launch] | None:
             symbol_of(_function_address(node.primitive.name, dtype)),
             (*node.operands, *node.results, error, *scratch),
             (*node.results, *scratch),
-            numbers,
+            launch_numbers,
             count,
             grain,
             checked=node,

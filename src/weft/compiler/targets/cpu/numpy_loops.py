@@ -163,6 +163,6 @@ class Exceptions:
         return self.out.put(f"icmp ne i32 {flags}, 0", "i1")
 
     @staticmethod
-    def numbers() -> list[int]:
+    def addresses() -> list[int]:
         """The addresses that it is made of."""
         return [exception_address("feclearexcept"), exception_address("fetestexcept")]

@@ -249,10 +249,10 @@ def _sort_launch(node: GraphNode) -> Launch:
     rows = size(kind.shape[:axis]) * stride
     descending = params["largest"] if node.primitive.name == "top_k" else params["descending"]
     keys = Keys(kind.dtype, descending, isinstance(count, int) and count >= MOST)
-    parts = _parts(rows, count, keys)
+    parts = _row_parts(rows, count, keys)
     scratch = Variable(TensorType(uint8, (count * (parts * 2 * keys.word_bytes),)))
 
-    def numbers(sizes: Sizes) -> list[int]:
+    def sorting_numbers(sizes: Sizes) -> list[int]:
         found = [int(substitute(dim, dict(sizes))) for dim in (count, first, stride, rows)]
         if found[0] >= MOST and keys.below == 32:
             raise _too_long(node, found[0])
@@ -266,13 +266,13 @@ def _sort_launch(node: GraphNode) -> Launch:
         function,
         (node.operands[0], *node.results, scratch),
         (*node.results, scratch),
-        lambda sizes: numbers(sizes)[:4],
-        lambda sizes: numbers(sizes)[4],
-        lambda sizes: numbers(sizes)[3],
+        lambda sizes: sorting_numbers(sizes)[:4],
+        lambda sizes: sorting_numbers(sizes)[4],
+        lambda sizes: sorting_numbers(sizes)[3],
     )
 
 
-def _parts(rows: Dimension, count: Dimension, keys: Keys) -> int:
+def _row_parts(rows: Dimension, count: Dimension, keys: Keys) -> int:
     """Into how many parts the rows are divided: few where rows are few, or long."""
     parts = min(rows, SLICES) if isinstance(rows, int) else SLICES
     if isinstance(count, int):
@@ -283,7 +283,7 @@ def _parts(rows: Dimension, count: Dimension, keys: Keys) -> int:
 def _search_launch(node: GraphNode) -> Launch:
     line, wanted = (atom.type for atom in node.operands)
 
-    def numbers(sizes: Sizes) -> list[int]:
+    def search_numbers(sizes: Sizes) -> list[int]:
         dims = line.shape[-1], wanted.shape[-1], size(wanted.shape)
         return [int(substitute(dim, dict(sizes))) for dim in dims]
 
@@ -293,9 +293,9 @@ def _search_launch(node: GraphNode) -> Launch:
         _search_symbol(Keys(line.dtype), node.params["side"]),
         (*node.operands, *node.results),
         node.results,
-        lambda sizes: numbers(sizes)[:2],
-        lambda sizes: numbers(sizes)[2],
-        lambda sizes: max(64, CHUNK // max(1, numbers(sizes)[0].bit_length())),
+        lambda sizes: search_numbers(sizes)[:2],
+        lambda sizes: search_numbers(sizes)[2],
+        lambda sizes: max(64, CHUNK // max(1, search_numbers(sizes)[0].bit_length())),
     )
 
 

@@ -44,13 +44,13 @@ from weft.compiler.targets.cpu.products.loop_weights import turn_loop_weights
 from weft.compiler.targets.cpu.products.low_precision import shorten_products, wide_launches
 from weft.compiler.targets.cpu.products.select import product_launches
 from weft.compiler.targets.cpu.products.tile_plans import TUNER
-from weft.compiler.targets.cpu.products.tuning import tuned
+from weft.compiler.targets.cpu.products.tuning import tuned_plan
 from weft.compiler.targets.cpu.runtime.entry_points import entries
 from weft.compiler.targets.cpu.runtime.launch_timing import watched_launches
 from weft.compiler.targets.cpu.runtime.library_kernels import Layout, failure
 from weft.compiler.targets.cpu.runtime.program import Program
 from weft.compiler.targets.cpu.sorting import sort_launches
-from weft.compiler.targets.limits import Limits
+from weft.compiler.targets.limits import Limits, PassLimits
 from weft.compiler.targets.llvm.machine import Machine
 from weft.compiler.targets.target import Array, Executable, Observer
 from weft.ir.graph import Graph, GraphNode, Literal
@@ -66,7 +66,7 @@ class CpuTarget:
     """This computer's processor."""
 
     name = "cpu"
-    limits = Limits()
+    limits = Limits(passes=PassLimits(stretched_sum_elements=1 << 18))
 
     @property
     def machine(self) -> Machine:
@@ -187,7 +187,7 @@ def compile_program(graph: Graph, fixed: Collection[int] = ()) -> Program:
 
 
 start_checking()
-TUNER.append(partial(tuned, compile_program))
+TUNER.append(partial(tuned_plan, compile_program))
 
 
 def _weighed_products(
@@ -225,12 +225,14 @@ def _library_launch(node: GraphNode, error: Literal) -> Launch:
     layout = Layout(native, native.kernel(types), len(types), native.values(node.params))
     buffers = (*node.operands, *node.results)
 
-    def numbers(sizes: Sizes) -> list[int]:
-        return layout.numbers([(v.type.dtype, static_shape(v.type.shape, sizes)) for v in buffers])
+    def launch_numbers(sizes: Sizes) -> list[int]:
+        return layout.call_table(
+            [(v.type.dtype, static_shape(v.type.shape, sizes)) for v in buffers]
+        )
 
     given = (Literal(layout.data), error, Literal(layout.message))
     return Launch(
-        Kind.LIBRARY, node.primitive.name, ("foreign",), (*buffers, *given), node.results, numbers,
-        one, one, checked=node,
+        Kind.LIBRARY, node.primitive.name, ("foreign",), (*buffers, *given), node.results,
+        launch_numbers, one, one, checked=node,
         report=lambda: failure(native.name, layout.message, types, node.location),
     )  # fmt: skip

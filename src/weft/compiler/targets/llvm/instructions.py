@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 
-from weft.compiler.targets.llvm.ir_builder import Lines
+from weft.compiler.targets.llvm.ir_builder import IRBuilder, Lines
 from weft.compiler.targets.llvm.ir_types import Type, overload, vector_text
 from weft.core.dtypes import DType, bool_, float16, float32, int32
 
@@ -335,16 +335,16 @@ def _from_eights(lines: Lines, places: Type, table: tuple[float, ...], place: st
 def constants(tables: Mapping[str, tuple[float, ...]]) -> list[str]:
     """What a module must say about the tables that it reads."""
     return [
-        f"{name} = private unnamed_addr constant [{len(table)} x float] [{_numbers(table)}]"
+        f"{name} = private unnamed_addr constant [{len(table)} x float] [{_float_list(table)}]"
         for name, table in sorted(tables.items())
     ]
 
 
 def _vector(table: tuple[float, ...]) -> str:
-    return f"<{_numbers(table)}>"
+    return f"<{_float_list(table)}>"
 
 
-def _numbers(table: tuple[float, ...]) -> str:
+def _float_list(table: tuple[float, ...]) -> str:
     kind = Type(float32)
     return ", ".join(f"float {kind.literal(x)}" for x in table)
 
@@ -369,24 +369,26 @@ def declarations(externals: set[tuple[str, int, int]]) -> list[str]:
     ]
     for name, arity, width in sorted(externals):
         if width > 1:
-            lines += _lane_function(name, arity, width)
+            lines.append(_lane_function(name, arity, width))
     return lines
 
 
-def _lane_function(name: str, arity: int, width: int) -> list[str]:
+def _lane_function(name: str, arity: int, width: int) -> str:
     """A function that calls another for each lane."""
-    vector = f"<{width} x double>"
-    given = ", ".join(f"{vector} %x{i}" for i in range(arity))
-    lines = [
-        f"define internal {vector} @each.{name}.{width}({given}) noinline nounwind {{",
-        "start:",
-    ]
-    lines += ["  br label %lane", "lane:"]
-    lines += ["  %i = phi i64 [ 0, %start ], [ %next, %lane ]"]
-    lines += [f"  %done = phi {vector} [ zeroinitializer, %start ], [ %more, %lane ]"]
-    lines += [f"  %y{i} = extractelement {vector} %x{i}, i64 %i" for i in range(arity)]
-    operands = ", ".join(f"double %y{i}" for i in range(arity))
-    lines += [f"  %z = call double @{name}({operands})"]
-    lines += [f"  %more = insertelement {vector} %done, double %z, i64 %i"]
-    lines += ["  %next = add i64 %i, 1", f"  %again = icmp ult i64 %next, {width}"]
-    return [*lines, "  br i1 %again, label %lane, label %end", "end:", f"  ret {vector} %more", "}"]
+    vector = vector_text("double", width)
+    parameters = [f"{vector} %x{i}" for i in range(arity)]
+    out = IRBuilder(f"each.{name}.{width}", parameters, result=vector)
+    lane, results = out.variable(0), out.variable("zeroinitializer", vector)
+    with out.repeat():
+        place = lane.value
+        operands = [
+            out.put(f"extractelement {vector} {x}, i64 {place}", "double") for x in out.parameters
+        ]
+        result = out.call(f"@{name}", *operands, result="double")
+        results.value = out.put(
+            f"insertelement {vector} {results.value}, double {result}, i64 {place}", vector
+        )
+        lane.value = out.add(place, 1)
+        out.again_if(out.test("ult", lane.value, width))
+    out.give(results.value)
+    return out.definition

@@ -136,16 +136,19 @@ class IRBuilder(Lines):
     """The text of one function; `public` ones are found as `weft.name`.
 
     may_unwind: whether what it calls may leave through it: code of others, or a thread that ends.
+    may_inline: whether an optimiser may put the text of an internal one where it is called.
     """
 
     def __init__(
         self, name: str, parameters: Sequence[str] = (), *, public: bool = False,
-        result: str = "void", may_unwind: bool = False, attributes: str = "",
+        result: str = "void", may_unwind: bool = False, may_inline: bool = False,
+        attributes: str = "",
     ) -> None:  # fmt: skip
         super().__init__(Function())
         self.result = result
         self.symbol = f'@"weft.{name}"' if public else f"@{name}"
-        words = ["" if may_unwind else "nounwind", "" if public else "noinline", attributes]
+        noinline = "" if public or may_inline else "noinline"
+        words = ["" if may_unwind else "nounwind", noinline, attributes]
         tail = " ".join([word for word in words if word] + ["{"])
         linkage = "" if public else "internal "
         self.head = f"define {linkage}{result} {self.symbol}({', '.join(parameters)}) {tail}"

@@ -10,44 +10,44 @@ A value of a 16-bit float is held as its bits, an i16; a bool as an i1, and in m
 from __future__ import annotations
 
 import struct
-from functools import cache, cached_property
+from functools import cache
 
 from weft.core.dtypes import DType, bool_, float32, float64
 from weft.core.records import frozen
 
-_ELEMENT = {float32: "float", float64: "double"}
-
 
 def element(dtype: DType) -> str:
     """The LLVM type of one value: float16 is an i16, bool an i1."""
-    if dtype is bool_:
-        return "i1"
-    return _ELEMENT.get(dtype) or f"i{dtype.bits}"
+    if dtype is float32:
+        return "float"
+    if dtype is float64:
+        return "double"
+    return "i1" if dtype is bool_ else f"i{dtype.bits}"
 
 
-@frozen(slots=False)
+@frozen
 class Type:
     """The LLVM type of `width` lanes of a dtype."""
 
     dtype: DType
     width: int = 1
 
-    @cached_property
+    @property
     def text(self) -> str:
         """As in `<16 x float>`."""
         return vector_text(element(self.dtype), self.width)
 
-    @cached_property
+    @property
     def memory(self) -> str:
         """The type in memory, which differs for bool."""
         return vector_text("i8", self.width) if self.dtype is bool_ else self.text
 
-    @cached_property
+    @property
     def mask(self) -> str:
         """The type of a condition for each lane."""
         return vector_text("i1", self.width)
 
-    @cached_property
+    @property
     def suffix(self) -> str:
         """As intrinsics have it: `v16f32`."""
         return overload(element(self.dtype), self.width)
@@ -72,7 +72,7 @@ def overload(text: str, width: int) -> str:
 def _literal(dtype: DType, value: bool | int | float) -> str:
     if dtype is bool_:
         return "true" if value else "false"
-    if dtype in _ELEMENT:
+    if dtype is float32 or dtype is float64:
         return f"0x{struct.unpack('>Q', struct.pack('>d', value))[0]:016X}"
     if dtype.is_floating:
         return str(int.from_bytes(dtype.numpy.type(value).tobytes(), "little"))

@@ -81,7 +81,7 @@ def freeze_program(program: Program) -> bytes | None:
     if program.symbols or any(each.node is not None for each in program.plan.every_launch()):
         return None
     remember_address(thread_pool().address, "pool")
-    tables = program.tables({})
+    tables = program.tables_for({})  # those of the first run, too
     image = _image(program, tables)
     if image is None or image.words.nbytes > LARGEST:
         return None

@@ -92,16 +92,16 @@ class Isolated:
         elif launch.node is not None:
             self._refer(launch)
         else:
-            for part in self._parts(launch):
+            for part in self._launches_run(launch):
                 self._launch(part)
                 self._look(part)
 
-    def _parts(self, launch: Launch) -> Iterator[Launch]:
+    def _launches_run(self, launch: Launch) -> Iterator[Launch]:
         """The launches that are run for a launch."""
         inner = (*launch.stages, *launch.members)
         if self.way.divided and inner:
             for each in inner:
-                yield from self._parts(each)
+                yield from self._launches_run(each)
         else:
             yield launch
 

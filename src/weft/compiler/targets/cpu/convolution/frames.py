@@ -17,7 +17,7 @@ FRAME = (
 """What copying a frame is told: see `Frame` in plans.py."""
 
 
-def numbers(out: IRBuilder, names: tuple[str, ...], wanted: str) -> dict[str, str]:
+def named_numbers(out: IRBuilder, names: tuple[str, ...], wanted: str) -> dict[str, str]:
     """Numbers of the table, by name."""
     return {name: out.number("%sizes", names.index(name)) for name in wanted.split()}
 
@@ -31,7 +31,7 @@ def frame_function(tile: Tile) -> IRBuilder:
     given = ("first", "many", "from", "at", "wide")
     parameters = ("ptr %x", "ptr %sizes", "ptr %to", *(f"i64 %{name}" for name in given))
     out = IRBuilder("frame", parameters)
-    n = numbers(out, FRAME, "x_image pixel low1 low2 frame0 frame1 frame2 area0 area1 area2")
+    n = named_numbers(out, FRAME, "x_image pixel low1 low2 frame0 frame1 frame2 area0 area1 area2")
     bytes_ = out.mul("%wide", size)
     is_whole = out.test("eq", n["pixel"], "%wide")
     is_part = out.put(f"xor i1 {is_whole}, true")

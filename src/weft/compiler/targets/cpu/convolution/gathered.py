@@ -23,7 +23,7 @@ from weft.compiler.targets.cpu.convolution.frames import (
     FRAME,
     frame_bytes,
     frame_function,
-    numbers,
+    named_numbers,
     place_block,
 )
 from weft.compiler.targets.cpu.convolution.winograd import winograd_functions
@@ -149,7 +149,7 @@ def _direct_convolution(tile: Tile) -> IRBuilder:
     element = Type(tile.dtype).text
     out = IRBuilder("direct", KERNEL, public=True)
     x, w, y = (out.buffer(place) for place in range(3))
-    n = numbers(out, DIRECT, " ".join(DIRECT))
+    n = named_numbers(out, DIRECT, " ".join(DIRECT))
     frame, whole = out.memory(frame_bytes(out, tile, n))
     panels = out.div(out.add(n["columns"], tile.columns - 1), tile.columns)
     every = out.mul(panels, n["groups"])
@@ -199,7 +199,7 @@ def _weights(tile: Tile) -> IRBuilder:
     element = Type(tile.dtype).text
     out = IRBuilder("weights", KERNEL, public=True)
     x, y, w = (out.buffer(place) for place in range(3))
-    n = numbers(out, WEIGHTS, " ".join(WEIGHTS))
+    n = named_numbers(out, WEIGHTS, " ".join(WEIGHTS))
     frame, whole = out.memory(frame_bytes(out, tile, n))
     images = out.div(out.sub(out.add(n["images"], n["at_once"]), 1), n["at_once"])
     every = out.mul(images, n["blocks"])

@@ -144,7 +144,7 @@ def pairs(a: Array, b: Array) -> Array:
     return np.stack([a, b], axis=1).reshape(-1)
 
 
-def _parts(images: Dimension, at_once: int, blocks: int, panels: int) -> int:
+def _panel_parts(images: Dimension, at_once: int, blocks: int, panels: int) -> int:
     """Into how many parts panels are cut, where there are few blocks."""
     tasks = -(-images // at_once) * blocks if isinstance(images, int) else TASKS
     return 1 if tasks >= TASKS else max(1, min(panels, TASKS // max(1, tasks)))
@@ -169,7 +169,7 @@ def forward(s: Sizes, width: int) -> Plan:
         a.counts[0], rest, pairs(row_offsets, places * outputs),
         pairs(terms, np.arange(len(terms)) * width),
     )  # fmt: skip
-    parts = _parts(s.images, at_once, blocks, panels)
+    parts = _panel_parts(s.images, at_once, blocks, panels)
     whole = a.counts[0] % rows == 0 and (at_once == 1 or s.images % at_once == 0)
     return Plan(
         at_once, rows, blocks, a.strides[0], pixel, a.low, frame, a.area, (phase,),
@@ -229,7 +229,7 @@ def backward(s: Sizes, width: int) -> Plan:
     return Plan(
         at_once, rows, blocks, 1, pixel, low, frame, a.counts, phases,
         a.strides[0] * a.area[1] * a.area[2] * channels,
-        _parts(s.images, at_once, blocks, panels * s.groups), whole,
+        _panel_parts(s.images, at_once, blocks, panels * s.groups), whole,
     )  # fmt: skip
 
 

@@ -17,7 +17,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from weft.compiler.targets.cpu.convolution.frames import FRAME, frame_bytes, numbers, place_block
+from weft.compiler.targets.cpu.convolution.frames import (
+    FRAME,
+    frame_bytes,
+    named_numbers,
+    place_block,
+)
 from weft.compiler.targets.cpu.products.tiles import Tile
 from weft.compiler.targets.llvm.ir_builder import KERNEL, IRBuilder
 from weft.compiler.targets.llvm.ir_types import Type
@@ -306,7 +311,7 @@ def _winograd(tile: Tile) -> IRBuilder:
     element, size = Type(tile.dtype).text, tile.dtype.itemsize
     out = IRBuilder("winograd", KERNEL, public=True)
     x, u, y = (out.buffer(place) for place in range(3))
-    n = numbers(out, WINOGRAD, " ".join(WINOGRAD))
+    n = named_numbers(out, WINOGRAD, " ".join(WINOGRAD))
     wide = tile.columns
     frame, frame_whole = out.memory(frame_bytes(out, tile, n))
     plane = out.mul(n["most"], n["channels"])
@@ -367,7 +372,7 @@ def _winograd_weights(tile: Tile) -> IRBuilder:
     element, size = Type(tile.dtype).text, tile.dtype.itemsize
     out = IRBuilder("winograd_weights", KERNEL, public=True)
     x, y, w = (out.buffer(place) for place in range(3))
-    n = numbers(out, WEIGHTS, " ".join(WEIGHTS))
+    n = named_numbers(out, WEIGHTS, " ".join(WEIGHTS))
     second = out.at("i64", "%sizes", n["second"])
     wide = tile.columns
     area = out.mul(n["frame0"], n["frame2"])

@@ -32,7 +32,7 @@ from weft.runtime.cache import entry_key, shared_disk
 from weft.runtime.stamps import source_stamp
 from weft.runtime.threads import get_num_threads
 
-__all__ = ["tuned"]
+__all__ = ["tuned_plan"]
 
 SECONDS = 0.01
 """How long one way is repeated."""
@@ -46,7 +46,7 @@ Compile = Callable[[Graph], Program]
 """Compiles a graph for this processor."""
 
 
-def tuned(compile_program: Compile, product: Product) -> Plan | None:
+def tuned_plan(compile_program: Compile, product: Product) -> Plan | None:
     """The fastest way to make a product of known sizes; measured, if nobody has done it yet."""
     if not is_static(product.shape) or 0 in product.shape:
         return None

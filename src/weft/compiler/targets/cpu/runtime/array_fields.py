@@ -48,7 +48,7 @@ class Fields:
         return Fields(kind[0], data[0], flags[0])
 
 
-def _words(address: int, count: int) -> list[int]:
+def _words_at(address: int, count: int) -> list[int]:
     return list((ctypes.c_int64 * count).from_address(address))
 
 
@@ -65,7 +65,7 @@ def write_addresses(arrays: Sequence[Array], table: int, slots: int = 0) -> list
     slots: where the numbers are that say which address stands where; 0: one after the other.
     """
     given = [np.ascontiguousarray(a) if not a.flags.c_contiguous else a for a in arrays]
-    order = _words(slots, len(given)) if slots else range(len(given))
+    order = _words_at(slots, len(given)) if slots else range(len(given))
     for place, array in zip(order, given, strict=True):
         ctypes.c_int64.from_address(table + 8 * place).value = array.__array_interface__["data"][0]
     return given

@@ -56,8 +56,8 @@ def control_numbers(
     Arrays that must live as long as the numbers are appended to `keep`.
     """
     if isinstance(form, Loop):
-        return _LoopTables(form, tables, sizes).numbers(reached, keep)
-    return _ChoiceTables(form, tables, sizes).numbers(reached, error, keep)
+        return _LoopTables(form, tables, sizes).loop_numbers(reached, keep)
+    return _ChoiceTables(form, tables, sizes).choice_numbers(reached, error, keep)
 
 
 # --- loops ---------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ class _LoopTables:
     tables: Sequence[Tables]
     sizes: Sizes
 
-    def numbers(self, reached: Array, keep: list[Array]) -> list[int]:
+    def loop_numbers(self, reached: Array, keep: list[Array]) -> list[int]:
         """The numbers that `run_loop` is given."""
         loop, tables, (body, *others) = self.loop, self.tables, self.loop.plans
         targets, copies = _targets(body, tables[0], self.sizes)
@@ -179,7 +179,7 @@ class _ChoiceTables:
     tables: Sequence[Tables]
     sizes: Sizes
 
-    def numbers(self, reached: Array, error: Array, keep: list[Array]) -> list[int]:
+    def choice_numbers(self, reached: Array, error: Array, keep: list[Array]) -> list[int]:
         """The numbers that `run_branch` or `run_rows` is given."""
         index = self.choice.node.operands[0].type
         pairs = zip(self.choice.plans, self.tables, strict=True)

@@ -7,7 +7,7 @@ done. Only otherwise is the pool called.
 >>> import numpy as np
 >>> from weft.compiler.targets.cpu.engine import call_kernel
 >>> source, target = np.arange(3.0), np.zeros(3)
->>> call_kernel(copy_address(), [source, target], numbers(24))
+>>> call_kernel(copy_address(), [source, target], copy_numbers(24))
 >>> target.tolist()
 [0.0, 1.0, 2.0]
 """
@@ -51,7 +51,7 @@ def _copy(copy_chunks: IRBuilder) -> IRBuilder:
     return out
 
 
-def numbers(size: int) -> list[int]:
+def copy_numbers(size: int) -> list[int]:
     """What the native function is given for so many bytes."""
     return [size, -(-size // CHUNK), thread_pool().address]
 

@@ -136,6 +136,10 @@ class CpuExecutable(ABC):
         reused: Sequence[Reuse] = (),
     ) -> list[Array]:
         """See `Executable`."""
+        if not donated and not reused:
+            made = self._run_ready(arrays)
+            if made is not None:
+                return made
         thread = get_ident()
         if self._runner == thread:  # a call back, such as a breakpoint, calls the program
             return self.by_reference([np.require(array, requirements="C") for array in arrays])
@@ -146,19 +150,72 @@ class CpuExecutable(ABC):
             try:
                 self._runner = thread
                 if not donated and not reused:
-                    return self._run(arrays)
+                    return self._run_anew(arrays, (), [])
                 written = [*[(output, arrays[place]) for output, place in donated], *reused]
                 return self._run_written(arrays, written, [] if finished is None else finished)
             except BaseException:
-                self._forget()  # what was to be prepared may be half-made
-                if self._meets_others:
-                    leave_sums()  # they write to the memory of this run
+                self._give_up()
                 raise
             finally:
-                if self._shares and self._block is not None:
-                    SHARED.give(self._block)
-                    self._block = None
-                self._runner = None
+                self._leave()
+
+    def quick_call(
+        self, arrays: Sequence[Array]
+    ) -> Callable[[Sequence[Array]], list[Array] | None] | None:
+        """What runs the program with less work than `run`, for those who ask `run` where it fails.
+
+        None where a run is more than one native call.
+        """
+        return self._run_ready if self._is_direct and self._are_new else None
+
+    def _run_ready(self, arrays: Sequence[Array]) -> list[Array] | None:
+        """A run that is one native call, where all is in place for arrays of such shapes.
+
+        None, and nothing was run, where there is more to see to: an array that has gaps, a call
+        back, somebody who watches.
+        """
+        if self._runner is not None or WATCHERS or self._spare or self._meets_others:
+            return None
+        with self._lock:
+            if self.symbols:
+                ready = self._ready.get(tuple([array.shape for array in arrays]))
+            else:
+                ready = self._only
+            if ready is None:
+                return None
+            tables, block, made, sizes = ready
+            self._runner = get_ident()
+            try:
+                if sizes:
+                    self.state.sizes = sizes
+                if tables.plan.peak and self._shares:
+                    self._place(tables)
+                prepared = self._prepared
+                if prepared is not None and not prepared.holds(tables, arrays):
+                    return None
+                outputs = [np.empty(shape, dtype) for shape, dtype in made]
+                said = self._launch(block, *arrays, *outputs)  # type: ignore[misc]
+                if said is None:
+                    raise self._run_failure(tables, int(block[1]), int(block[-1]), arrays)
+            except BaseException:
+                self._give_up()
+                raise
+            finally:
+                self._leave()
+        return outputs if said else None
+
+    def _give_up(self) -> None:
+        """After an error: what was to be prepared may be half-made."""
+        self._forget()
+        if self._meets_others:
+            leave_sums()  # they write to the memory of this run
+
+    def _leave(self) -> None:
+        """Let the next run begin, with memory of its own."""
+        if self._shares and self._block is not None:
+            SHARED.give(self._block)
+            self._block = None
+        self._runner = None
 
     @cached_property
     def _meets_others(self) -> bool:
@@ -170,27 +227,6 @@ class CpuExecutable(ABC):
         if self._prepared is None:
             with self._lock:
                 self._arena, self._block, self._shares = SHARED, None, True
-
-    def _run(self, arrays: Sequence[Array]) -> list[Array]:
-        if self.symbols:
-            ready = self._ready.get(tuple([array.shape for array in arrays]))
-        else:
-            ready = self._only
-        if ready is not None and not WATCHERS and not self._spare:
-            tables, block, made, sizes = ready
-            if sizes:
-                self.state.sizes = sizes
-            if self._shares and tables.plan.peak:
-                self._place(tables)
-            prepared = self._prepared
-            if prepared is None or prepared.holds(tables, arrays):
-                outputs = [np.empty(shape, dtype) for shape, dtype in made]
-                said = self._launch(block, *arrays, *outputs)  # type: ignore[misc]
-                if said is True:
-                    return outputs
-                if said is None:
-                    raise self._run_failure(tables, int(block[1]), int(block[-1]), arrays)
-        return self._run_anew(arrays, (), [])
 
     def _run_written(
         self, arrays: Sequence[Array], written: Sequence[Reuse], finished: list[Array]
@@ -210,7 +246,7 @@ class CpuExecutable(ABC):
     ) -> list[Array]:
         """A run for which tables, memory and preparation are looked up."""
         sizes = self.read_sizes(arrays) if self.symbols else _NO_SIZES
-        tables = self._tables_for(sizes)
+        tables = self.tables_for(sizes)
         self._place(tables)
         self.state.sizes = sizes
         if self._is_direct and not WATCHERS:
@@ -326,7 +362,8 @@ class CpuExecutable(ABC):
         """The sizes of the symbols, given inputs, or anything that has their shapes."""
         return read_sizes(self.graph, inputs)
 
-    def _tables_for(self, sizes: Sizes) -> Tables:
+    def tables_for(self, sizes: Sizes) -> Tables:
+        """The tables for some sizes, which are kept."""
         key = tuple([sizes[name] for name in self.symbols]) if sizes else ()
         found = self._tables.get(key)
         if found is None:
@@ -439,6 +476,8 @@ class CpuExecutable(ABC):
         if self._are_new:
             return made
         arrays, outputs = [*inputs, *made], list[Array]()
+        if self._plain_places is not None:
+            return [arrays[place] for place in self._plain_places]
         for atom, (place, is_view) in zip(self.graph.outputs, self._output_places, strict=True):
             if place < 0:
                 outputs.append(self.root(atom).value)  # type: ignore[union-attr]
@@ -448,6 +487,12 @@ class CpuExecutable(ABC):
             else:
                 outputs.append(arrays[place])
         return outputs
+
+    @cached_property
+    def _plain_places(self) -> list[int] | None:
+        """Where outputs are among inputs and new arrays, if none is a constant or a view."""
+        are_plain = all(place >= 0 and not is_view for place, is_view in self._output_places)
+        return [place for place, _ in self._output_places] if are_plain else None
 
     @cached_property
     def _own_slots(self) -> int:

@@ -234,7 +234,7 @@ def _laid_out(
 ) -> tuple[Array, Array]:
     """The table and the attributes of eager calls on operands of some types."""
     call = Layout(native, native.kernel(types), len(types), attributes)
-    numbers = call.numbers([_shaped_type(kind) for kind in (*types, *kinds)])
+    numbers = call.call_table([_shaped_type(kind) for kind in (*types, *kinds)])
     return np.array(numbers, np.int64), call.data
 
 
@@ -248,7 +248,7 @@ class Layout:
         self.rows, self.data = attribute_rows(attributes)
         self.message = np.zeros(MESSAGE, np.uint8)
 
-    def numbers(self, buffers: Sequence[Shaped]) -> list[int]:
+    def call_table(self, buffers: Sequence[Shaped]) -> list[int]:
         """The table that the native function is given for buffers of these dtypes and shapes."""
         results = len(buffers) - self.operands
         head = [self.kernel, thread_pool().address, self.operands, results, len(self.rows)]

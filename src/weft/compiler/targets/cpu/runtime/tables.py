@@ -151,7 +151,7 @@ class TableMaker:
                 launch.members, sizes, lambda member: self.numbers_of(member, sizes)
             )
         numbers = launch.numbers(sizes)
-        return address, copies.numbers(*numbers) if launch.kind is Kind.COPY else numbers
+        return address, copies.copy_numbers(*numbers) if launch.kind is Kind.COPY else numbers
 
     def address(self, launch: Launch) -> int:
         """The address of the function that a launch runs."""
