@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from weft.compiler.targets.cuda import dlpack
-from weft.compiler.targets.cuda.array import CudaArray, compute_stream, place_of, uploader
+from weft.compiler.targets.cuda.array import CudaArray, compute_stream, filler, place_of, uploader
 from weft.compiler.targets.cuda.device import MemoryStats, device_count
 from weft.compiler.targets.cuda.device import device as card
 from weft.compiler.targets.cuda.driver import is_available
@@ -43,7 +43,7 @@ def find_card(name: str) -> Device:
     card(ordinal)  # which says what is wrong where there is none
     place = place_of(ordinal)
     if place.kind not in DEVICES:
-        add_device(place, CudaArray, uploader(ordinal), computing=True)
+        add_device(place, CudaArray, uploader(ordinal), computing=True, fill=filler(ordinal))
         EXCHANGES["cuda"] = dlpack
     return place
 

@@ -82,6 +82,8 @@ def add_backend(module: ModuleType) -> None:
         def einsum(self, pattern: str, *x: Any) -> Any:
             return self.wf.einsum(pattern, *x)
 
+    module.WeftBackend = WeftBackend  # type: ignore[attr-defined]  # its base holds it weakly
+
 
 class _Finder(MetaPathFinder):
     """Waits for einops's module of backends, and lets all else pass."""

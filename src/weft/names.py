@@ -7,7 +7,7 @@
 
 from weft.core.deferred import NODES
 from weft.core.names import explain_attributes, missing_from, nearest_name, suggestion, unknown_name
-from weft.core.wrong_calls import explain_all, explain_arguments, unknown_option
+from weft.core.wrong_calls import explain_all, explain_arguments, takes_no_arguments, unknown_option
 
 __all__ = [
     "NODES",
@@ -17,6 +17,7 @@ __all__ = [
     "missing_from",
     "nearest_name",
     "suggestion",
+    "takes_no_arguments",
     "unknown_name",
     "unknown_option",
 ]

@@ -215,16 +215,19 @@ def _free_name(name: str, taken: Mapping[str, Any]) -> str:
     return name
 
 
-def _build(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _build(structure: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> Any:
+    """The tree of a structure that `_describe` wrote, as deep as that allows."""
     kind, content = structure
+    if depth > DEEPEST:
+        raise ValueError("nested too deep")
     if kind == "tensor":
         return tensors[content]
     if kind == "dict":
-        return {key: _build(value, tensors) for key, value in content}
+        return {key: _build(value, tensors, depth + 1) for key, value in content}
     if kind == "list":
-        return [_build(value, tensors) for value in content]
+        return [_build(value, tensors, depth + 1) for value in content]
     if kind == "tuple":
-        return tuple([_build(value, tensors) for value in content])
+        return tuple([_build(value, tensors, depth + 1) for value in content])
     if kind == "value" and (content is None or type(content) in (bool, int, float, str)):
         return content
     raise ValueError(kind)

@@ -300,3 +300,15 @@ def test_the_module_is_a_command(tmp_path: Path) -> None:
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert result.returncode == 2
     assert result.stderr == "error: no such file: none.py\n"
+
+
+@pytest.mark.slow
+def test_a_mistake_is_not_placed_in_the_script_that_pip_installs(tmp_path: Path) -> None:
+    script = tmp_path / "weft"
+    script.write_text("import sys\nfrom weft.cli import main\nsys.exit(main())\n")
+    (tmp_path / "iris.toml").write_text('task = "classifier"\n[data]\nsource = "iris"\nrow = 3\n')
+    command = [sys.executable, str(script), "train", "iris.toml"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert result.returncode == 2
+    assert "iris.toml, line 4" in result.stderr
+    assert "sys.exit(main())" not in result.stderr

@@ -17,6 +17,10 @@ import weft as wf
 from weft import nn
 
 net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 6, 5))
+pooled = nn.Sequential(
+    nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+    nn.Flatten(), nn.Linear(8 * 4 * 4, 10),
+)
 wrong = nn.Sequential(nn.Linear(7, 6), nn.ReLU(), nn.Linear(5, 2))
 
 class Small(nn.Module):
@@ -56,8 +60,10 @@ def test_types_are_read_as_they_are_written() -> None:
             parsed_type(wrong)
 
 
-def test_a_network_is_shown_as_a_page(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "show", "model.py:net", "--input", "1x3x8x8", "-o", "net.html")
+@pytest.mark.parametrize("net", ["net", "pooled"])
+def test_a_network_is_shown_as_a_page(net: str, capsys: pytest.CaptureFixture[str]) -> None:
+    step = ["show", f"model.py:{net}", "--input", "1x3x8x8", "-o", "net.html"]
+    code, out, err = run(capsys, *step)
     assert code == 0, err
     assert "0: Conv2d" in out
     assert "graph: net.html" in out

@@ -8,7 +8,7 @@ import pickle
 import sqlite3
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -365,6 +365,17 @@ def test_hugging_face_datasets_give_items_and_streams() -> None:
         assert batch["label"].tolist() == [0, 1]
     with pytest.raises(wf.ArgumentError, match="no column 'z'"):
         data.from_huggingface(source, columns=["z"])
+
+
+def test_a_dictionary_of_datasets_is_refused_with_the_fix() -> None:
+    class DatasetDict(dict[str, Any]):
+        """As of Hugging Face: datasets by the names of their splits."""
+
+        column_names: ClassVar = {"train": ["x"]}
+
+    with pytest.raises(wf.ArgumentTypeError) as caught:
+        data.from_huggingface(DatasetDict(train=[{"x": 1}]), columns=["x"])
+    assert caught.value.fix == "wf.data.from_huggingface(dataset['train'])"
 
 
 def test_a_package_that_is_missing_is_named() -> None:

@@ -136,6 +136,10 @@ def test_a_target_that_does_not_fit_is_infinite_or_left_out() -> None:
 
 WRONG: list[tuple[type[Exception], str, Callable[[], Any]]] = [
     (wf.BoundsError, "label 3 at 1", lambda: F.cross_entropy(wf.ones((2, 3)), wf.tensor([0, 3]))),
+    (wf.ShapeError, "they are not whole numbers",
+     lambda: F.cross_entropy(wf.ones((2, 3)), wf.tensor([0.0, 1.0]))),
+    (wf.BoundsError, "use indices from 0 to 2",
+     lambda: F.embedding(wf.tensor([3]), wf.ones((3, 2)))),
     (wf.BoundsError, "label -1 at 0", lambda: F.nll_loss(wf.ones((1, 3)), wf.tensor([-1]))),
     (wf.BoundsError, "out of range",
      lambda: wf.jit(F.cross_entropy)(wf.ones((2, 3)), wf.tensor([0, 3]))),

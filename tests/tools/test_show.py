@@ -13,7 +13,7 @@ import pytest
 import weft as wf
 from weft.compiler.targets.cpu.machine import host
 from weft.tools.drawing import Drawing
-from weft.tools.layout import layered
+from weft.tools.layout import layered_layout
 from weft.tools.picture import Kernel, Picture
 
 
@@ -275,19 +275,19 @@ def test_a_value_that_two_kernels_compute_is_drawn_in_both() -> None:
 def test_a_large_graph_is_laid_out_soon() -> None:
     count = 3000
     edges = [(i, i + 1) for i in range(count - 1)] + [(i, count - 1 - i) for i in range(count // 2)]
-    layout = layered([(50.0, 20.0)] * count, edges)
+    layout = layered_layout([(50.0, 20.0)] * count, edges)
     assert len(layout.centres) == count
     assert layout.height > 0
 
 
 def test_wide_layers_are_folded() -> None:
-    layout = layered([(100.0, 20.0)] * 11, [(0, i) for i in range(1, 11)], widest=330.0)
+    layout = layered_layout([(100.0, 20.0)] * 11, [(0, i) for i in range(1, 11)], widest=330.0)
     assert layout.width < 700  # in one row: 1240
     assert len({round(y) for _, y in layout.centres}) == 5
 
 
 def test_nothing_is_drawn_for_an_empty_graph() -> None:
-    assert layered([], []).centres == []
+    assert layered_layout([], []).centres == []
     assert Drawing(Picture(wf.ir.Graph((), (), ()))).svg() == ""
 
 

@@ -85,6 +85,12 @@ def test_an_unknown_curve_is_named(tmp_path: Path) -> None:
     assert caught.value.fix == "write 'loss'"
 
 
+def test_the_axis_of_one_value_is_as_wide_as_the_value() -> None:
+    assert plots.value_range([0.001, 0.001], 0.0) == (0.0005, 0.0015)
+    assert plots.value_range([-4.0], 0.0) == (-6.0, -2.0)
+    assert plots.value_range([0.0], 0.0) == (-0.5, 0.5)
+
+
 def test_ticks_are_round() -> None:
     assert ticks(0.0, 7.3, 5) == [0.0, 2.0, 4.0, 6.0]
     assert ticks(-0.011, 0.012, 4) == [-0.01, 0.0, 0.01]

@@ -252,6 +252,7 @@ def _add_launch(kinds: _SubParsersAction[Any]) -> None:
     add("-n", "--processes", type=int, default=2, metavar="N", help="how many; 2 if not said")
     add("--hosts", metavar="A,B", help="over these hosts, by ssh; else all on this one")
     add("--engine", choices=["mpi", "gloo"], default="mpi", help="what joins them")
+    add("--folder", help="where they meet; all hosts see it (gloo); else one of this host")
     add("--restarts", type=int, default=0, help="start a killed process again so often (gloo)")
     add("--threads", type=int, metavar="N", help="of each process; else its share of the cores")
     add("--timeout", type=float, metavar="SECONDS", help="how long one waits for another; else 600")

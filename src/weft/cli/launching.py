@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -28,9 +29,10 @@ from typing import IO, Any, NamedTuple
 
 from weft.cli.from_files import is_settings
 from weft.cli.mistakes import Mistake
-from weft.distributed.environment import RESTARTS
+from weft.distributed.environment import HOST, RESTARTS
 from weft.distributed.process_group import USUAL_TIMEOUT
 from weft.distributed.recovery import WENT_ON
+from weft.distributed.status import STATUS, StatusBoard
 from weft.distributed.worker import DONE, FAILED
 
 __all__ = ["launch", "mpi_command"]
@@ -41,6 +43,8 @@ POLL, GRACE = 0.05, 10.0
 its processes has failed."""
 LOST = 70
 """The exit code where a process was lost and nothing else is known."""
+SSH_LOST = 255
+"""The exit code of ssh where a process was killed, or the connection was."""
 
 
 class Failure(NamedTuple):
@@ -57,7 +61,7 @@ class Failure(NamedTuple):
 def launch(flags: Namespace) -> int:
     """Start the processes, pass their output on, and judge how the job ended."""
     _check(flags)
-    folder = Path(tempfile.mkdtemp(prefix="weft-job-"))
+    folder = Path(tempfile.mkdtemp(prefix="weft-job-", dir=flags.folder))
     environment = {**os.environ, "WEFT_JOB_FOLDER": str(folder)}
     if flags.timeout is not None:
         environment["WEFT_TIMEOUT"] = str(flags.timeout)
@@ -87,10 +91,12 @@ def _check(flags: Namespace) -> None:
         raise Mistake(f"-n {flags.processes}: a job has at least one process")
     if not Path(flags.script).is_file():
         raise Mistake(f"no such file: {flags.script}")
+    if flags.folder and not Path(flags.folder).is_dir():
+        raise Mistake(f"no such folder: {flags.folder}")
     if flags.restarts and flags.engine != "gloo":
         raise Mistake("--restarts needs --engine gloo: others cannot join Open MPI's processes")
-    if flags.hosts and flags.engine == "gloo":
-        raise Mistake("--hosts needs the engine mpi: gloo meets in a folder of one host")
+    if flags.hosts and flags.engine == "gloo" and not flags.folder:
+        raise Mistake("--hosts with --engine gloo needs --folder, which all of the hosts see")
 
 
 def mpi_command(processes: int, hosts: Sequence[str] = ()) -> list[str]:
@@ -123,7 +129,7 @@ def _run_mpi(
         words += ["--prtemca", "oob_tcp_keepalive_intvl", "5"]
         words += ["--prtemca", "oob_tcp_keepalive_probes", "3"]
     for name in sorted(environment):
-        if name.startswith("WEFT_") or name in ("PYTHONPATH", "PATH"):
+        if _is_passed(name):
             words += ["-x", name]
     job = _start([*words, *program], environment)
     readers = [
@@ -143,12 +149,19 @@ def _run_alone(
     jobs: list[subprocess.Popen[str]] = []
     readers: list[threading.Thread] = []
     started = [0] * flags.processes
+    hosts = flags.hosts.split(",") if flags.hosts else []
+    each = -(-flags.processes // max(len(hosts), 1))
 
     def start_rank(rank: int) -> subprocess.Popen[str]:
-        own = {"WEFT_RANK": rank, "WEFT_LOCAL_RANK": rank, "WEFT_WORLD_SIZE": flags.processes}
-        own[RESTARTS] = started[rank]
+        own = {"WEFT_RANK": rank, "WEFT_LOCAL_RANK": rank % each}
+        own |= {"WEFT_WORLD_SIZE": flags.processes, RESTARTS: started[rank]}
         started[rank] += 1
-        job = _start(program, {**environment, **{name: str(own[name]) for name in own}})
+        settings = {**environment, **{name: str(own[name]) for name in own}}
+        if hosts:
+            settings[HOST] = hosts[rank // each]
+            job = _start(_command_by_ssh(settings[HOST], program, settings), environment)
+        else:
+            job = _start(program, settings)
         readers.extend(
             [_pass_on(job.stdout, sys.stdout, rank), _pass_on(job.stderr, sys.stderr, rank)]
         )
@@ -156,7 +169,8 @@ def _run_alone(
 
     def start_again() -> None:
         for rank, job in enumerate(jobs):
-            is_killed = job.poll() is not None and job.returncode < 0
+            code = job.poll()
+            is_killed = code is not None and (code < 0 or code == SSH_LOST)
             is_told = any((folder / f"{mark}{rank}").exists() for mark in (DONE, FAILED))
             if is_killed and not is_told and started[rank] <= flags.restarts:
                 jobs[rank] = start_rank(rank)
@@ -164,6 +178,22 @@ def _run_alone(
     jobs += [start_rank(rank) for rank in range(flags.processes)]
     codes = _wait(jobs, readers, folder, flags.processes, start_again)
     return next((code for code in codes if code), 0)
+
+
+def _command_by_ssh(host: str, program: Sequence[str], settings: Mapping[str, str]) -> list[str]:
+    """The command that runs a program on another host, in the folder of this one.
+
+    >>> _command_by_ssh("one", ["python", "a.py"], {"WEFT_RANK": "0", "HOME": "/"})[:3]
+    ['ssh', '-oBatchMode=yes', 'one']
+    """
+    passed = [f"{name}={value}" for name, value in sorted(settings.items()) if _is_passed(name)]
+    words = shlex.join(["env", *passed, *program])
+    return ["ssh", "-oBatchMode=yes", host, f"cd {shlex.quote(os.getcwd())} && exec {words}"]
+
+
+def _is_passed(name: str) -> bool:
+    """Whether processes on other hosts get a variable of this one's environment."""
+    return name.startswith("WEFT_") or name in ("PYTHONPATH", "PATH")
 
 
 def _start(words: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
@@ -266,16 +296,23 @@ def _judge(folder: Path, processes: int, code: int) -> int:
     if left_behind:
         ranks = ", ".join(map(str, left_behind))
         sys.stderr.write(f"rank {ranks} was lost; the others went on without it\n")
+        for each in _recorded_failures(folder, left_behind):
+            _tell_failure(f"rank {each.rank} ended with exit code {each.code}", each)
     if not failures:
         is_done = left_behind or _all_done(folder, processes)
         return 0 if is_done else code or LOST
     first, *others = failures
-    sys.stderr.write(f"rank {first.rank} failed first, with exit code {first.code}:\n")
-    sys.stderr.write("".join(f"  {line}\n" for line in first.text.splitlines()))
+    _tell_failure(f"rank {first.rank} failed first, with exit code {first.code}", first)
     for each in others:
         last_line = next((x for x in each.text.splitlines() if _is_message(x)), each.text)
         sys.stderr.write(f"rank {each.rank} ended with {each.code}: {last_line.strip()}\n")
     return first.code or code or LOST
+
+
+def _tell_failure(title: str, failure: Failure) -> None:
+    """Say all that is known of how a process ended."""
+    sys.stderr.write(f"{title}:\n")
+    sys.stderr.write("".join(f"  {line}\n" for line in failure.text.splitlines()))
 
 
 def _is_message(line: str) -> bool:
@@ -288,14 +325,33 @@ def _all_done(folder: Path, processes: int) -> bool:
 
 def _failures(folder: Path, processes: int) -> list[Failure]:
     """The processes that neither ended in order nor were left behind by a recovery."""
-    failures = []
-    for rank in range(processes):
-        if (folder / f"{DONE}{rank}").exists() or (folder / f"{WENT_ON}{rank}").exists():
-            continue
-        path = folder / f"{FAILED}{rank}"
-        if path.exists():
-            record = json.loads(path.read_text(encoding="utf-8"))
-            failures.append(Failure(rank, **record))
-        else:
-            failures.append(Failure(rank, LOST, "lost: it ended without a word"))
-    return failures
+    ranks = [
+        rank
+        for rank in range(processes)
+        if not any((folder / f"{mark}{rank}").exists() for mark in (DONE, WENT_ON))
+    ]
+    recorded = _recorded_failures(folder, ranks)
+    told = {failure.rank for failure in recorded}
+    lost = [rank for rank in ranks if rank not in told]
+    return [*recorded, *(Failure(r, LOST, _text_of_lost(folder, processes, r)) for r in lost)]
+
+
+def _text_of_lost(folder: Path, processes: int, rank: int) -> str:
+    """What is said of a process that wrote nothing: its last operation, where it is known here."""
+    text = "lost: it ended without a word"
+    if not (folder / STATUS).exists():
+        return text
+    board = StatusBoard(folder, processes)
+    doing = board.read(rank)
+    board.close()
+    return text if doing is None else f"{text}; its last was {doing}"
+
+
+def _recorded_failures(folder: Path, ranks: Sequence[int]) -> list[Failure]:
+    """What processes have written down of their failure."""
+    paths = {rank: folder / f"{FAILED}{rank}" for rank in ranks}
+    return [
+        Failure(rank, **json.loads(path.read_text(encoding="utf-8")))
+        for rank, path in paths.items()
+        if path.exists()
+    ]

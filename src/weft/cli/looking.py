@@ -12,6 +12,7 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from inspect import Parameter, isclass, signature
 from pathlib import Path
 from typing import Any
@@ -66,11 +67,13 @@ def show(flags: Namespace) -> int:
     if inputs is None:
         raise Mistake(f"the sizes of the inputs of {flags.program} are unknown: give --input")
     step, arguments = step_and_arguments(parts, inputs, flags)
-    explained = step.explain(*arguments)
+    with nullcontext() if flags.train else wf.no_grad():
+        explained = step.explain(*arguments)
+        is_timed = flags.graph and not flags.no_measure
+        profile = _profile_step(step, arguments) if is_timed else None
     if flags.tensorboard:
         say(f"events: {wf.tools.write_graph_events(explained, flags.tensorboard)}")
     if flags.graph:
-        profile = None if flags.no_measure else _profile_step(step, arguments)
         model = parts["model"] if isinstance(parts["model"], wf.nn.Module) else None
         say(f"graph: {wf.tools.show(explained, flags.graph, profile=profile, model=model)}")
     return 0

@@ -87,7 +87,7 @@ class Kind:
     meaning: str = ""
 
     @property
-    def allowed(self) -> str:
+    def allowed_text(self) -> str:
         """What may be written, in words."""
         return "any value"
 
@@ -100,22 +100,22 @@ class Kind:
         fitted = self.fit(value)
         if fitted is NotImplemented:
             wrong.append(
-                Wrong(place, f"{key_text(place)} has a value that is not allowed", self.allowed,
-                      value, self._remedy(place))
+                Wrong(place, f"{key_text(place)} has a value that is not allowed",
+                      self.allowed_text, value, self._remedy(place))
             )  # fmt: skip
             return None
         return fitted
 
     def _remedy(self, place: Place) -> str:
         if self.default is NEEDED or self.default is None:
-            return f"give {key_text(place)} {self.allowed}"
+            return f"give {key_text(place)} {self.allowed_text}"
         return f"leave it out, or write {key_text(place)} = {_toml_text(self.default)}"
 
     def absent(self, place: Place, wrong: list[Wrong]) -> Any:
         """What stands for a key that was left out."""
         if self.default is NEEDED:
             wrong.append(
-                Wrong(place, f"{key_text(place)} is missing", self.allowed, None,
+                Wrong(place, f"{key_text(place)} is missing", self.allowed_text, None,
                       f"add {place[-1]} = ...")
             )  # fmt: skip
             return None
@@ -130,7 +130,7 @@ class Whole(Kind):
     high: float = math.inf
 
     @property
-    def allowed(self) -> str:
+    def allowed_text(self) -> str:
         """See `Kind`."""
         return "a whole number" + _bounds(self.low, self.high)
 
@@ -148,7 +148,7 @@ class Number(Kind):
     high: float = math.inf
 
     @property
-    def allowed(self) -> str:
+    def allowed_text(self) -> str:
         """See `Kind`."""
         return "a number" + _bounds(self.low, self.high)
 
@@ -163,7 +163,7 @@ class Number(Kind):
 class Flag(Kind):
     """True or false."""
 
-    allowed = "true or false"
+    allowed_text = "true or false"
 
     def fit(self, value: Any) -> Any:
         """See `Kind`."""
@@ -174,7 +174,7 @@ class Flag(Kind):
 class Text(Kind):
     """Any text."""
 
-    allowed = "a text"
+    allowed_text = "a text"
 
     def fit(self, value: Any) -> Any:
         """See `Kind`."""
@@ -192,7 +192,7 @@ class Choice(Kind):
         super().__init__(default, meaning)
 
     @property
-    def allowed(self) -> str:
+    def allowed_text(self) -> str:
         """See `Kind`."""
         return ", ".join(self.choices)
 
@@ -206,7 +206,7 @@ class Choice(Kind):
             return value
         problem = f"{key_text(place)} is none of the allowed values"
         fix = _did_you_mean(value, self.choices, "choose one of them")
-        wrong.append(Wrong(place, problem, self.allowed, value, fix))
+        wrong.append(Wrong(place, problem, self.allowed_text, value, fix))
         return None
 
 
@@ -218,9 +218,9 @@ class Items(Kind):
     least: int = 0
 
     @property
-    def allowed(self) -> str:
+    def allowed_text(self) -> str:
         """See `Kind`."""
-        return f"a list of values, each {self.item.allowed}"
+        return f"a list of values, each {self.item.allowed_text}"
 
     def resolve(self, place: Place, value: Any, wrong: list[Wrong]) -> Any:
         """See `Kind`."""
@@ -228,7 +228,7 @@ class Items(Kind):
             value = [value]
         if not isinstance(value, list) or len(value) < self.least:
             problem = f"{key_text(place)} is not {'a list' if self.least == 0 else 'long enough'}"
-            wrong.append(Wrong(place, problem, self.allowed, value, self._remedy(place)))
+            wrong.append(Wrong(place, problem, self.allowed_text, value, self._remedy(place)))
             return None
         return [self.item.resolve((*place, i), each, wrong) for i, each in enumerate(value)]
 
@@ -244,7 +244,7 @@ class Table(Kind):
     """Keys, each of a kind of its own. Where the default is None, the table may be left out."""
 
     keys: Mapping[str, Kind] = field(default_factory=dict)
-    allowed = "a table of keys"
+    allowed_text = "a table of keys"
 
     def __init__(self, keys: Mapping[str, Kind], meaning: str = "", default: Any = NEEDED) -> None:
         object.__setattr__(self, "keys", dict(keys))
@@ -277,7 +277,7 @@ class Named(Kind):
     """Tables under names that the user chooses."""
 
     each: Kind = field(default_factory=lambda: Table({}))
-    allowed = "tables under names of your choice"
+    allowed_text = "tables under names of your choice"
 
     def __init__(self, each: Kind, meaning: str = "", default: Any = None) -> None:
         object.__setattr__(self, "each", each)
@@ -287,7 +287,9 @@ class Named(Kind):
         """See `Kind`."""
         if not isinstance(value, dict):
             problem = f"{key_text(place)} is a value where tables belong"
-            wrong.append(Wrong(place, problem, self.allowed, value, f"[{key_text(place)}.name]"))
+            wrong.append(
+                Wrong(place, problem, self.allowed_text, value, f"[{key_text(place)}.name]")
+            )
             return {}
         return {name: self.each.resolve((*place, name), v, wrong) for name, v in value.items()}
 
@@ -298,7 +300,7 @@ class Tagged(Kind):
 
     tag: str = "kind"
     tables: Mapping[str, Table] = field(default_factory=dict)
-    allowed = "a table of keys"
+    allowed_text = "a table of keys"
 
     def __init__(
         self, tag: str, tables: Mapping[str, Table], meaning: str = "", default: Any = NEEDED
@@ -317,7 +319,7 @@ class Tagged(Kind):
         if not isinstance(value, dict):
             problem = f"{key_text(place)} is a value where a table belongs"
             fix = f"[{key_text(place)}] and its keys below"
-            wrong.append(Wrong(place, problem, self.allowed, value, fix))
+            wrong.append(Wrong(place, problem, self.allowed_text, value, fix))
             return None
         inside = (*place, self.tag)
         chosen = (
@@ -367,7 +369,7 @@ def described_keys(
             yield from described_keys(table, place, (*kinds, tag))
     else:
         default = _default_text(schema.default)
-        yield DescribedKey(key_text(place), schema.allowed, default, schema.meaning, kinds)
+        yield DescribedKey(key_text(place), schema.allowed_text, default, schema.meaning, kinds)
 
 
 def _default_text(default: Any) -> str:

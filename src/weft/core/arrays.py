@@ -88,6 +88,10 @@ CONCRETE: set[type] = {HostArray}
 """The classes of values that are there: arrays of every device, and nothing that is traced."""
 _FROM_HOST: dict[Device, tuple[type, Callable[[np.ndarray[Any, Any]], DeviceArray]]] = {}
 """For each other device its class of arrays, and what copies an array of the host to it."""
+Fill = Callable[[np.dtype[Any], tuple[int, ...], Any], DeviceArray | None]
+"""Makes an array of one value, given dtype, shape and value; None where it cannot."""
+_FILLS: dict[Device, Fill] = {}
+"""For devices that have it, what makes arrays of one value there."""
 
 
 _COMPUTING = {CPU}
@@ -120,14 +124,17 @@ def add_device(
     from_host: Callable[[np.ndarray[Any, Any]], DeviceArray],
     *,
     computing: bool = False,
+    fill: Fill | None = None,
 ) -> None:
     """Make a device known: its name, its class of arrays, and how an array is copied to it.
 
-    computing: there is a target that computes on it.
+    computing: there is a target that computes on it. fill: see `filled_array`.
     """
     DEVICES[device.kind] = device
     CONCRETE.add(array_class)
     _FROM_HOST[device] = array_class, from_host
+    if fill is not None:
+        _FILLS[device] = fill
     if computing and device not in _COMPUTING:
         _COMPUTING.add(device)
         for tell in ON_COMPUTING:
@@ -149,6 +156,7 @@ def remove_device(device: Device) -> None:
     del DEVICES[device.kind]
     _COMPUTING.discard(device)
     CONCRETE.discard(_FROM_HOST.pop(device)[0])
+    _FILLS.pop(device, None)
 
 
 def to_host(array: Any) -> np.ndarray[Any, Any]:
@@ -166,6 +174,14 @@ def move(array: Any, device: Device) -> Array:
         return moved_array
     host = to_host(array)
     return host if device == CPU else _FROM_HOST[device][1](host)
+
+
+def filled_array(
+    device: Device, dtype: np.dtype[Any], shape: tuple[int, ...], value: Any
+) -> DeviceArray | None:
+    """An array of one value, made in the memory of a device; None where it has no way to."""
+    fill = _FILLS.get(device)
+    return None if fill is None else fill(dtype, shape, value)
 
 
 def check_one_device(op: str, operands: Sequence[Any]) -> None:

@@ -62,6 +62,8 @@ DEVICES: dict[str, Device] = {"cpu": CPU}
 FINDERS: dict[str, Callable[[str], Device]] = {}
 """What finds a device by its name when it is first asked for, by the name up to a colon; it adds
 the device, or raises an error that says why there is none."""
+_SHORT_NAMES: dict[str, str] = {}
+"""Names by which devices were asked for, such as `cuda`, with their own, `cuda:0`."""
 _FAMILIAR = frozenset(["cpu", "cuda", "gpu", "mps", "tpu"])
 """Names that are devices to users of other libraries, whether there is a target for them or not."""
 
@@ -72,12 +74,14 @@ def as_device(value: object) -> Device:
         value = settings.device
     if isinstance(value, (str, Device)):
         name = str(value)
-        device = DEVICES.get(name)
+        device = DEVICES.get(_SHORT_NAMES.get(name, name))
         if device is not None:
             return device
         find = FINDERS.get(name.partition(":")[0])
         if find is not None:
-            return find(name)
+            device = find(name)
+            _SHORT_NAMES[name] = device.kind
+            return device
     raise DeviceError(
         "device",
         "no such device here",

@@ -91,7 +91,9 @@ def user_frame() -> FrameType | None:
 @lru_cache(maxsize=1024)
 def is_internal(filename: str) -> bool:
     """Whether frames of this file are the framework's own and not the user's."""
-    return filename.startswith(PACKAGE) or any(part in filename for part in _MACHINERY)
+    is_command = filename == sys.argv[0] and os.path.basename(filename) == "weft"
+    machinery = any(part in filename for part in _MACHINERY)
+    return filename.startswith(PACKAGE) or machinery or is_command  # the script that pip installs
 
 
 def frame_location(frame: FrameType) -> Location:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from dis import get_instructions
 from functools import reduce
 from importlib import import_module
 from importlib.abc import MetaPathFinder
@@ -47,7 +48,8 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
     'loss'
     """
     plain = _without_case(name)
-    slips = {each: _count_slips(plain, _without_case(each)) for each in known if each != name}
+    alike = [each for each in known if each != name and _digits(each) == _digits(name)]
+    slips = {each: _count_slips(plain, _without_case(each)) for each in alike}
     allowed = min(len(plain) // LETTERS_PER_SLIP, MOST_SLIPS)
     likely = {
         each: count
@@ -60,6 +62,11 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
 def _without_case(name: str) -> str:
     """A name without what is easily mistaken: upper case and underscores."""
     return name.lower().replace("_", "")
+
+
+def _digits(name: str) -> str:
+    """The digits of a name: another number is another thing, not a slip (`int1`, `int16`)."""
+    return "".join(filter(str.isdigit, name))
 
 
 def _count_slips(a: str, b: str) -> int:
@@ -130,7 +137,7 @@ class MissingModules(MetaPathFinder):
         owner = package.replace("weft", "wf", 1)
         if owner not in HOMES or name.startswith("_") or _is_from_import(sys._getframe(1)):
             return None
-        fix = suggestion(name, [], owner)
+        fix = _imported_names_fix(sys._getframe(1)) or suggestion(name, [], owner)
         if not fix:
             return None
         raise ImportNameError(
@@ -140,6 +147,37 @@ class MissingModules(MetaPathFinder):
             got={"name": name},
             fix=fix,
         )
+
+
+def _imported_names_fix(frame: FrameType | None) -> str:
+    """What to write for the names that a `from` import of a missing module asks for.
+
+    Empty where it asks for none, or nothing is known of one of them.
+    """
+    while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    instructions = list(get_instructions(frame.f_code))
+    at = next((i for i, each in enumerate(instructions) if each.offset == frame.f_lasti), 0)
+    asked = instructions[at - 1].argval if at else None
+    if instructions[at].opname != "IMPORT_NAME" or not isinstance(asked, tuple):
+        return ""
+    module = str(instructions[at].argval).replace("weft", "wf", 1)
+    homes = {each: _public_home(each) for each in asked}
+    lines = [
+        f"from {home.replace('wf', 'weft', 1)} import "
+        + ", ".join(each for each in asked if homes[each] == home)
+        for home in dict.fromkeys(filter(None, homes.values()))
+    ]
+    others = [suggestion(each, [], module) for each in asked if not homes[each]]
+    return "; ".join([*lines, *others]) if all(others) else ""
+
+
+def _public_home(name: str) -> str:
+    """The module in which a name is public here, empty where it is in none."""
+    modules = (home for home in HOMES if home != "x")
+    return next((home for home in modules if name in _public_names(_public(home))), "")
 
 
 def _is_from_import(frame: FrameType | None) -> bool:

@@ -2,8 +2,8 @@
 
 One mistake that Python itself reports gets a note: `x.size()`, where `x.size` is a number.
 
->>> from weft.core.tracebacks import trimmed
->>> trimmed(None) is None
+>>> from weft.core.tracebacks import user_frames
+>>> user_frames(None) is None
 True
 """
 
@@ -18,14 +18,14 @@ from weft.core.errors import WeftError
 from weft.core.locations import is_internal
 from weft.core.settings import settings
 
-__all__ = ["install", "trimmed"]
+__all__ = ["install", "user_frames"]
 
 
-def trimmed(traceback: TracebackType | None) -> TracebackType | None:
+def user_frames(traceback: TracebackType | None) -> TracebackType | None:
     """The traceback with only the user's frames."""
     if traceback is None:
         return None
-    rest = trimmed(traceback.tb_next)
+    rest = user_frames(traceback.tb_next)
     if is_internal(traceback.tb_frame.f_code.co_filename):
         return rest
     return TracebackType(rest, traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno)
@@ -52,7 +52,7 @@ def _shorten(error: BaseException, traceback: TracebackType | None) -> Traceback
     _note_size_call(error, traceback)
     if not isinstance(error, WeftError) or settings.full_tracebacks:
         return traceback
-    short = trimmed(traceback)
+    short = user_frames(traceback)
     return traceback if short is None else short
 
 

@@ -8,6 +8,8 @@ f32[32, 784]
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from weft.core.dtypes import DType, as_dtype
 from weft.core.errors import ArgumentTypeError, short_repr
 from weft.core.records import frozen
@@ -36,6 +38,16 @@ class TensorType:
         """The number of elements."""
         return size(self.shape)
 
+    def __call__(self, dtype: object = None) -> NoReturn:
+        """Refuse `x.type(dtype)`, by which PyTorch converts."""
+        raise ArgumentTypeError(
+            "x.type",
+            "a tensor's type is its dtype and shape, not a method",
+            expected="x.astype for a conversion, x.dtype for what it is",
+            got={"x.type": self, "dtype": dtype},
+            fix="x.dtype" if dtype is None else f"x.astype({_dtype_text(dtype)})",
+        )
+
     def with_shape(self, shape: Shape) -> TensorType:
         """The same dtype with another shape."""
         return TensorType(self.dtype, shape)
@@ -43,6 +55,11 @@ class TensorType:
     def with_dtype(self, dtype: DType) -> TensorType:
         """The same shape with another dtype."""
         return TensorType(dtype, self.shape)
+
+
+def _dtype_text(dtype: object) -> str:
+    """An element type as it is written in a call; PyTorch's names of tensor types are not."""
+    return f"'{dtype.name}'" if isinstance(dtype, DType) else "dtype"
 
 
 def spec(dtype: object, shape: tuple[int | str | Dim | None, ...] = ()) -> TensorType:

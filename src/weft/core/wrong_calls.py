@@ -33,17 +33,22 @@ from weft.core.deferred import NODES, deferred_call
 from weft.core.errors import ArgumentTypeError, short_repr
 from weft.core.names import nearest_name
 
-__all__ = ["explain_all", "explain_arguments", "takes_options"]
+__all__ = ["RECALLS", "explain_all", "explain_arguments", "takes_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFERRING = ("weft.ops.", "weft.nn.functional.")
 """Where the functions are that become nodes of a graph when they are given one."""
+Recall = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+RECALLS: dict[Callable[..., Any], Recall] = {}
+"""Functions, and what gives the result of a call that they remember, or None for another; see
+`weft.ir.remembered_calls`. It is asked first, so that such a call goes through no wrapper."""
 NUMPY_OPTIONS = {"axis", "axes", "keepdims", "axis1", "axis2"}
 
 
 def explain_arguments(f: F) -> F:
     """The function, whose calls with wrong arguments give an error that says what to write."""
     defers = str(f.__module__).startswith(DEFERRING) and "." not in f.__qualname__
+    recall = RECALLS.get(f)
 
     @wraps(f)
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -51,6 +56,10 @@ def explain_arguments(f: F) -> F:
             node = deferred_call(f, args, kwargs, f.__name__)
             if node is not None:
                 return node
+        if recall is not None:
+            result = recall(args, kwargs)
+            if result is not None:
+                return result
         try:
             return f(*args, **kwargs)
         except TypeError as error:
@@ -138,10 +147,11 @@ def unknown_option(op: str, given: str, value: Any, known: Iterable[str]) -> Arg
     names = [name for name in known if name not in ("args", "kwargs", "shared", "unknown")]
     options: dict[str, str] = foreign.OPTIONS.get(op, {})
     text = options.get(f"{given}={value!r}" if isinstance(value, bool) else given, "")
-    text = text or options.get(given, "")
+    text = (text or options.get(given, "")).replace("{value}", _argument_text(value))
     meant: str = foreign.EVERYWHERE.get(given, "")
     if text.startswith("# "):
-        problem, expected, fix = f"there is no {given} here", ", ".join(names), text[2:]
+        problem, fix = f"there is no {given} here", text[2:]
+        expected = ", ".join(names) or "no options"
     elif text or meant in names:
         called = text.partition("=")[0] or meant
         numpy = ", as in NumPy" if called in NUMPY_OPTIONS else ""
@@ -152,6 +162,17 @@ def unknown_option(op: str, given: str, value: Any, known: Iterable[str]) -> Arg
         problem, expected = f"no option is called {given!r}", "one of " + ", ".join(names)
         fix = f"{close}={_argument_text(value)}" if close else f"leave {given} out"
     return ArgumentTypeError(op, problem, expected=expected, got={given: value}, fix=fix)
+
+
+def takes_no_arguments(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ArgumentTypeError:
+    """The error for arguments of what takes none."""
+    return ArgumentTypeError(
+        op,
+        "this takes no arguments",
+        expected=f"{op}()",
+        got={**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs},
+        fix=f"{op}()",
+    )
 
 
 def _too_many(op: str, form: Signature, args: tuple[Any, ...]) -> ArgumentTypeError:

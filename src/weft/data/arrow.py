@@ -133,6 +133,14 @@ def from_huggingface(
     Anything else with `__len__` and `__getitem__`, or that can be iterated, is taken too.
     """
     names = getattr(dataset, "column_names", None)
+    if isinstance(dataset, dict) and isinstance(names, dict):  # of a `DatasetDict`
+        raise wf.ArgumentTypeError(
+            "from_huggingface",
+            "these are several datasets by name",
+            expected="one dataset",
+            got={"names": ", ".join(map(str, dataset))},
+            fix=f"wf.data.from_huggingface(dataset[{next(iter(dataset), 'train')!r}])",
+        )
     if names is not None and columns is not None:
         _check_columns("from_huggingface", type(dataset).__name__, names, columns)
     if hasattr(dataset, "with_format"):

@@ -189,7 +189,7 @@ class _Column(NamedTuple):
             except (ValueError, OverflowError):
                 pass
         try:
-            return self._numbers(cells, gaps).astype(np.float32)
+            return self._cell_numbers(cells, gaps).astype(np.float32)
         except ValueError:
             return text_array("read_csv", f"{self.path}, column {self.name}", cells)
 
@@ -201,7 +201,7 @@ class _Column(NamedTuple):
             raise _bad_cell(self.path, self.name, row, cells[row], f"{dtype} (or fill=)")
         try:
             if dtype.kind == "f":
-                return self._numbers(cells, gaps).astype(dtype)
+                return self._cell_numbers(cells, gaps).astype(dtype)
             if dtype.kind == "b":
                 return np.array([_BOOLEANS[cell.lower()] for cell in cells])
             return np.array(cells, dtype)
@@ -209,7 +209,7 @@ class _Column(NamedTuple):
             row = next(i for i, cell in enumerate(cells) if not _cell_fits(cell, dtype))
             raise _bad_cell(self.path, self.name, row, cells[row], str(dtype)) from error
 
-    def _numbers(self, cells: Sequence[str], gaps: list[bool]) -> npt.NDArray[np.float64]:
+    def _cell_numbers(self, cells: Sequence[str], gaps: list[bool]) -> npt.NDArray[np.float64]:
         if not any(gaps):
             return np.array(cells, np.float64)
         kept = ["nan" if gap else cell for cell, gap in zip(cells, gaps, strict=True)]

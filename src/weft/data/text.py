@@ -195,12 +195,12 @@ def tokenize_file(
     dtype = np.min_scalar_type(max(0, tokenizer.vocabulary_size - 1))
     target = Path(target or f"{path}.{type(tokenizer).__name__}.tokens")
     with replacing("tokenize_file", target) as file:
-        for piece in _pieces(path):
+        for piece in _text_chunks(path):
             file.write(tokenizer.encode(piece).astype(dtype).tobytes())
     return MappedArray(target, dtype)
 
 
-def _pieces(path: str | Path) -> Iterator[str]:
+def _text_chunks(path: str | Path) -> Iterator[str]:
     with io.TextIOWrapper(open_file("tokenize_file", path), "utf-8", newline="") as file:
         try:
             while piece := file.read(_CHUNK):

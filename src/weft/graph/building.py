@@ -234,7 +234,7 @@ class Graph:
         """Let a cell have a value after the runs that compute the result, which is that value."""
         self._next = kind, name, cell
         try:
-            return self.builder.marked(value)
+            return self.builder.mark_value(value)
         finally:
             self._next = None
 
@@ -339,7 +339,7 @@ class Graph:
 
     def _settle(self) -> None:
         """Make writes to cells updates; a write that depends on nothing fed is an initial value."""
-        for cell, value in self.builder.written():
+        for cell, value in self.builder.written_cells():
             variable = self.builder.variable_of(value)
             if variable is None or self._is_constant(variable):
                 self.builder.begin_with(cell, value)
@@ -439,7 +439,7 @@ def reset_default_graph() -> None:
 
 def entered_graph() -> Graph | None:
     """The innermost graph that is entered, or None."""
-    builder = wf.staging.entered()
+    builder = wf.staging.current_builder()
     return builder.graph if isinstance(builder, Recorder) else None
 
 

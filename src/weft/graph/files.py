@@ -61,7 +61,7 @@ def _program(graph: Graph, operations: Sequence[Operation]) -> str:
     outputs = [graph.variable_of(tensor) for tensor in graph.outputs]
     whole = wf.ir.Graph((builder.key, builder.counter, *inputs), tuple(nodes), tuple(outputs))
     sizes = builder.known_sizes
-    return str(whole if sizes is None else wf.staging.resolved(whole, sizes))
+    return str(whole if sizes is None else wf.staging.resolve_sizes(whole, sizes))
 
 
 def _description_of(graph: Graph, operations: Sequence[Operation]) -> dict[str, Any]:
@@ -287,7 +287,7 @@ def _made_input(graph: Graph, name: str, kind: wf.TensorType, given: dict[str, A
 
 def _output(graph: Graph, atom: Atom, values: dict[wf.ir.Variable, wf.Tensor]) -> wf.Tensor:
     if isinstance(atom, wf.ir.Literal):
-        return graph.builder.marked(wf.asarray(atom.value))
+        return graph.builder.mark_value(wf.asarray(atom.value))
     return values[atom]
 
 

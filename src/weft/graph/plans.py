@@ -124,7 +124,7 @@ def make_plan(graph: Graph, fetched: Sequence[Fetched], fed: Sequence[wf.ir.Vari
         inputs += [builder.key, builder.counter]
     program = wf.ir.Graph(tuple(inputs), tuple(nodes), tuple(outputs))
     if builder.known_sizes is not None:
-        program = wf.staging.resolved(program, builder.known_sizes)
+        program = wf.staging.resolve_sizes(program, builder.known_sizes)
     begins = any(each.kind == "initialize" for each in needed)
     return Plan(program, list(fed), cells, list(assigned), draws, count, begins)
 
@@ -201,7 +201,7 @@ def initial_values(
     inputs = {builder.key: key, builder.counter: counter, **known}
     program = wf.ir.Graph(tuple(inputs), tuple(nodes), outputs)
     if builder.known_sizes is not None:
-        program = wf.staging.resolved(program, builder.known_sizes)
+        program = wf.staging.resolve_sizes(program, builder.known_sizes)
     results = wf.ir.interpret(program, *inputs.values())
     return [result.detach() for result in results]
 

@@ -58,7 +58,7 @@ class Session:
         """Give all variables their initial values."""
         self._check_open("initialize")
         self._values.clear()
-        with wf.staging.suspended():
+        with wf.staging.suspend_building():
             self._begin(self.graph.builder.cells)
 
     def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Any:
@@ -81,7 +81,7 @@ class Session:
             raise _not_fed(feed_dict)
         leaves, structure = wf.tree.flatten(fetches)
         leaves, feed_dict = bind_nodes(self.graph, leaves, feed_dict or {})
-        with wf.staging.suspended():
+        with wf.staging.suspend_building():
             self.graph.builder.settle_if_entered()
             feeds = self._read_feeds(feed_dict)
             fetched = [read_fetch(self.graph, leaf) for leaf in leaves]
@@ -111,14 +111,14 @@ class Session:
         cell = self.graph.builder.cell_of(handle) if isinstance(handle, wf.Tensor) else None
         if cell is None:
             raise _not_a_variable(variable)
-        with wf.staging.suspended():
+        with wf.staging.suspend_building():
             kept = read_feed(cell.name, cell.variable.type, cell.variable.type.shape, value)
             self._values[cell.variable] = kept.clone()
 
     def cell_values(self) -> list[wf.Tensor]:
         """The present values of all that the graph keeps, its large constants too."""
         self._check_open("cell_values")
-        with wf.staging.suspended():
+        with wf.staging.suspend_building():
             cells = self.graph.builder.cells
             self._begin(cells)
             return [self._values[cell.variable].detach() for cell in cells]
@@ -126,7 +126,7 @@ class Session:
     def state_dict(self) -> dict[str, wf.Tensor]:
         """The present values of all variables by name; `wf.save` writes it."""
         self._check_open("state_dict")
-        with wf.staging.suspended():
+        with wf.staging.suspend_building():
             cells = self.graph.cells()
             self._begin(cells)
             return {cell.name: self._values[cell.variable].detach() for cell in cells}
@@ -194,7 +194,7 @@ class Session:
         """Give cells that have no value yet their initial ones."""
         missing = [cell for cell in cells if cell.variable not in self._values]
         for cell in missing:
-            if (value := wf.staging.held(cell)) is not None:
+            if (value := wf.staging.held_value(cell)) is not None:
                 self._values[cell.variable] = value.clone()
         computed = [cell for cell in missing if cell.variable not in self._values]
         if computed:
@@ -204,7 +204,7 @@ class Session:
 
     def _follow(self, cell: wf.staging.Cell) -> None:
         """Take a value written to the handle since the last run, as by `optimizer.lr = 0.01`."""
-        value = wf.staging.held(cell)
+        value = wf.staging.held_value(cell)
         if value is not None:
             self._values[cell.variable] = value
 

@@ -181,7 +181,7 @@ def constant(value: Any, dtype: Any = None, name: str = "constant") -> wf.Tensor
     graph = current()
     graph._next = "constant_value", checked_name("constant", name), None
     try:
-        return graph.builder.marked(wf.asarray(value, dtype=dtype))
+        return graph.builder.mark_value(wf.asarray(value, dtype=dtype))
     finally:
         graph._next = None
 
@@ -265,7 +265,7 @@ def name_scope(name: str) -> Iterator[str]:
     >>> w.name
     'layer1/w'
     """
-    if wf.staging.entered() is None:
+    if wf.staging.current_builder() is None:
         yield checked_name("name_scope", name)
         return
     with current().names.scope(name) as inner:

@@ -59,9 +59,10 @@ class LanguageModel(nn.Module):
         ended = np.zeros(len(start), bool)
         for token in self.stream(start, *options):
             columns.append(token.numpy()[:, None])
-            ended |= token.numpy() == stop
-            if ended.all():
-                break
+            if stop is not None:
+                ended |= columns[-1][:, 0] == stop
+                if ended.all():
+                    break
         whole = wf.asarray(np.concatenate(columns, axis=1), device=self._device)
         return whole[0] if np.ndim(prompt) == 1 else whole
 

@@ -124,7 +124,7 @@ def read_tokenizer(path: str | PathLike[str]) -> Tokenizer:
         if kind == "WordPiece":
             return WordPieceTokenizer.from_json(data)
         if kind == "BPE" and model.get("byte_fallback"):
-            return _pieces(model, added)
+            return _piece_tokenizer(model, added)
         if kind == "BPE" and "ByteLevel" in json.dumps(data.get("pre_tokenizer")):
             return ByteLevelTokenizer(model["vocab"], _merges(model), added, _pattern(data))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
@@ -166,7 +166,7 @@ def _pattern(data: Mapping[str, Any]) -> str:
     return patterns[0] if patterns else GPT2_PATTERN
 
 
-def _pieces(model: Mapping[str, Any], added: Mapping[str, int]) -> PieceTokenizer:
+def _piece_tokenizer(model: Mapping[str, Any], added: Mapping[str, int]) -> PieceTokenizer:
     """Llama 2's pieces: what is merged earlier has a higher score."""
     size = 1 + max(model["vocab"].values())
     pieces, scores = [b""] * size, [-1e9] * size

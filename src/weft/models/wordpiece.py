@@ -76,7 +76,7 @@ class WordPieceTokenizer(Tokenizer):
 
     def encode(self, text: str) -> Tokens:
         """The pieces of a text, without the tokens at its ends."""
-        tokens = [token for word in self._split_words(text) for token in self._pieces(word)]
+        tokens = [token for word in self._split_words(text) for token in self._word_tokens(word)]
         return np.array(tokens, np.int64)
 
     def batch(self, texts: Sequence[str], longest: int = 512) -> tuple[wf.Tensor, wf.Tensor]:
@@ -122,7 +122,7 @@ class WordPieceTokenizer(Tokenizer):
             elif c not in "\0\ufffd" and unicodedata.category(c)[0] != "C":
                 yield f" {c} " if self.chinese and _is_chinese(c) else c
 
-    def _pieces(self, word: str) -> list[int]:
+    def _word_tokens(self, word: str) -> list[int]:
         unknown = [self._token(self.unknown)]
         if len(word) > self.longest:
             return unknown

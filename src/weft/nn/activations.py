@@ -34,7 +34,18 @@ class _Activation(Module):
         return ", ".join(f"{name}={value}" for name, value in self._options().items())
 
 
-class ReLU(_Activation):
+class _WithoutOptions(_Activation):
+    """An activation that PyTorch's users may call `inplace`, as `ReLU(True)`.
+
+    It is taken and changes nothing: tensors are values, and a compiled program writes over what
+    nobody reads again.
+    """
+
+    def __init__(self, inplace: bool = False) -> None:
+        pass
+
+
+class ReLU(_WithoutOptions):
     """max(x, 0).
 
     >>> ReLU()(wf.tensor([-1.0, 2.0])).tolist()
@@ -44,7 +55,7 @@ class ReLU(_Activation):
     function = F.relu
 
 
-class ReLU6(_Activation):
+class ReLU6(_WithoutOptions):
     """x between 0 and 6.
 
     >>> [round(y, 3) for y in ReLU6()(wf.tensor([-2.0, 0.0, 2.0])).tolist()]
@@ -64,7 +75,7 @@ class LeakyReLU(_Activation):
     function = F.leaky_relu
     names = ("negative_slope",)
 
-    def __init__(self, negative_slope: float = 0.01) -> None:
+    def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
         self.negative_slope = negative_slope
 
 
@@ -99,7 +110,7 @@ class ELU(_Activation):
     function = F.elu
     names = ("alpha",)
 
-    def __init__(self, alpha: float = 1.0) -> None:
+    def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
         self.alpha = alpha
 
 
@@ -113,7 +124,7 @@ class CELU(ELU):
     function = F.celu
 
 
-class SELU(_Activation):
+class SELU(_WithoutOptions):
     """The ELU that keeps mean 0 and variance 1.
 
     >>> [round(y, 3) for y in SELU()(wf.tensor([-2.0, 0.0, 2.0])).tolist()]
@@ -137,7 +148,7 @@ class GELU(_Activation):
         self.approximate = approximate
 
 
-class SiLU(_Activation):
+class SiLU(_WithoutOptions):
     """x sigmoid(x).
 
     >>> [round(y, 3) for y in SiLU()(wf.tensor([-2.0, 0.0, 2.0])).tolist()]
@@ -147,7 +158,7 @@ class SiLU(_Activation):
     function = F.silu
 
 
-class Mish(_Activation):
+class Mish(_WithoutOptions):
     """x tanh(softplus(x)).
 
     >>> [round(y, 3) for y in Mish()(wf.tensor([-2.0, 0.0, 2.0])).tolist()]
@@ -255,11 +266,11 @@ class Hardtanh(_Activation):
     function = F.hardtanh
     names = ("min_val", "max_val")
 
-    def __init__(self, min_val: float = -1.0, max_val: float = 1.0) -> None:
+    def __init__(self, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> None:
         self.min_val, self.max_val = min_val, max_val
 
 
-class Hardsigmoid(_Activation):
+class Hardsigmoid(_WithoutOptions):
     """x / 6 + 1/2, between 0 and 1.
 
     >>> [round(y, 3) for y in Hardsigmoid()(wf.tensor([-2.0, 0.0, 2.0])).tolist()]
@@ -269,7 +280,7 @@ class Hardsigmoid(_Activation):
     function = F.hardsigmoid
 
 
-class Hardswish(_Activation):
+class Hardswish(_WithoutOptions):
     """x hardsigmoid(x).
 
     >>> [round(y, 3) for y in Hardswish()(wf.tensor([-2.0, 0.0, 2.0])).tolist()]
@@ -289,7 +300,7 @@ class Threshold(_Activation):
     function = F.threshold
     names = ("threshold", "value")
 
-    def __init__(self, threshold: float, value: float) -> None:
+    def __init__(self, threshold: float, value: float, inplace: bool = False) -> None:
         self.threshold, self.value = threshold, value
 
 

@@ -17,9 +17,11 @@ from weft.nn.module import Module
 
 
 class _Dropout(Module):
+    """Parts dropped with the chance p; `inplace` is taken as a habit and changes nothing."""
+
     function: ClassVar[Callable[..., wf.Tensor]]
 
-    def __init__(self, p: float = 0.5) -> None:
+    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         if not 0.0 <= p <= 1.0:
             raise wf.ArgumentError(
                 type(self).__name__,

@@ -31,7 +31,7 @@ from weakref import WeakSet
 
 import weft as wf
 from weft.eager import call_beside
-from weft.names import nearest_name, suggestion
+from weft.names import nearest_name, suggestion, takes_no_arguments
 from weft.nn.layout import (
     BUFFER,
     CONTAINERS,
@@ -151,6 +151,13 @@ class Module:
         module.__dict__.update(empty, training=True)
         return module
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing to do; arguments that no subclass takes are refused."""
+        following = super().__init__
+        if (args or kwargs) and getattr(following, "__objclass__", None) is object:
+            raise takes_no_arguments(type(self).__name__, args, kwargs)
+        following(*args, **kwargs)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module computes; each subclass defines it."""
         name = type(self).__name__
@@ -164,7 +171,7 @@ class Module:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run `forward` between the hooks."""
-        if wf.staging.BUILDING and wf.staging.entered() is not None:
+        if wf.staging.BUILDING and wf.staging.current_builder() is not None:
             wf.graph.adopt(self)
         if is_tracing():
             with enter_module(self):

@@ -44,7 +44,7 @@ def _minimize(optimizer: Optimizer, graph: Any, loss: wf.Tensor) -> Any:
     _step(optimizer, loss)
     updates = [
         graph.operation_of(graph.assign(cell, value, f"update/{cell.name}"))
-        for cell, value in graph.builder.written()
+        for cell, value in graph.builder.written_cells()
     ]
     return graph.add("group", "minimize", controls=[*updates, *_state_updates(graph, loss)])
 

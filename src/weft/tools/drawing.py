@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import Any
 
 from weft.tools.dot import COLOURS
-from weft.tools.layout import Layout, Point, layered
+from weft.tools.layout import Layout, Point, layered_layout
 from weft.tools.picture import PHASES, Item, Part, Picture, place_text, shorten_text
 
 __all__ = ["Drawing", "svg_text"]
@@ -223,7 +223,7 @@ class Drawing:
         sizes += [frames[k].size if k in frames else self._size(k) for k in keys]
         sizes += [(PORT, 0.0)] * len(leaving)
         turned = [(index[a], index[b]) for a, b in pairs]
-        layout = layered(
+        layout = layered_layout(
             sizes,
             [(min(pair), max(pair)) for pair in turned],
             across=22.0,

@@ -3,8 +3,8 @@
 Nodes come in an order in which every edge goes from an earlier to a later one. Long edges get a
 place in each layer they cross, so that they run between the nodes and not through them.
 
->>> from weft.tools.layout import layered
->>> layout = layered([(40, 20), (40, 20), (40, 20)], [(0, 1), (0, 2)])
+>>> from weft.tools.layout import layered_layout
+>>> layout = layered_layout([(40, 20), (40, 20), (40, 20)], [(0, 1), (0, 2)])
 >>> [round(y) for _, y in layout.centres]
 [10, 76, 76]
 """
@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Layout", "layered"]
+__all__ = ["Layout", "layered_layout"]
 
 Point = tuple[float, float]
 Edge = tuple[int, int]
@@ -41,7 +41,7 @@ class Layout:
     height: float
 
 
-def layered(
+def layered_layout(
     sizes: Sequence[tuple[float, float]],
     edges: Sequence[Edge],
     *,

@@ -55,10 +55,19 @@ SPACES: dict[str, tuple[str, ...]] = {
 }
 """Whose names are expected where: the namespaces to look in, the likeliest first."""
 
+MODULES: dict[str, tuple[str, ...]] = {
+    "wf.distributions": ("torch.distributions",),
+    "wf.nn.utils": ("torch.nn.utils",),
+    "wf.nn.utils.rnn": ("torch.nn.utils.rnn",),
+    "wf.optim.lr_scheduler": ("torch.optim.lr_scheduler",),
+    "wf.utils.data": ("torch.utils.data",),
+}
+"""Modules that are imported by a name of another library: the namespaces of what is in them."""
+
 
 def foreign_call(name: str, owner: str) -> str:
     """What a name that was looked for in `owner` is called here, empty where no table has it."""
-    for space in SPACES.get(owner, ()):
+    for space in SPACES.get(owner) or MODULES.get(owner, ()):
         if name in TABLES[space]:
             return TABLES[space][name]
     return ""

@@ -1,7 +1,8 @@
 """What the options of other libraries are called here.
 
 `EVERYWHERE` holds for each function that has the option on the right; `OPTIONS` says more about one
-function. A value is the option as it is written here, or a remark behind `#` where there is none.
+function. A value is the option as it is written here, with `{value}` for what was given, or a
+remark behind `#` where there is none.
 
 >>> from weft.core.foreign.options import EVERYWHERE, OPTIONS
 >>> EVERYWHERE["dim"], OPTIONS["scaled_dot_product_attention"]["is_causal"]
@@ -76,8 +77,23 @@ OPTIONS: dict[str, dict[str, str]] = {
         "is_causal=False": "causal=False",
         "enable_gqa": "# heads of keys and values are repeated by themselves: leave it out",
     },
-    "var": {"unbiased": "correction=1", "unbiased=False": "correction=0"},
-    "std": {"unbiased": "correction=1", "unbiased=False": "correction=0"},
+    "var": {
+        "unbiased": "correction=1",
+        "unbiased=False": "correction=0",
+        "dim": "axis={value}, correction=1  # PyTorch divides by n - 1, NumPy and Weft by n",
+    },
+    "std": {
+        "unbiased": "correction=1",
+        "unbiased=False": "correction=0",
+        "dim": "axis={value}, correction=1  # PyTorch divides by n - 1, NumPy and Weft by n",
+    },
+    "max": {"dim": "axis={value}  # the values alone; their places: x.argmax(axis={value})"},
+    "min": {"dim": "axis={value}  # the values alone; their places: x.argmin(axis={value})"},
+    "sort": {"dim": "axis={value}  # the values alone; their places: x.argsort(axis={value})"},
+    "median": {
+        "dim": "axis={value}  # the values alone, of an even number the mean of the middle two",
+    },
+    "div": {"rounding_mode": "# x // y for 'floor', wf.trunc(x / y) for 'trunc'"},
     "softmax": {"dtype": "# convert first: wf.softmax(x.astype('float32'), axis=-1)"},
     "log_softmax": {"dtype": "# convert first: wf.log_softmax(x.astype('float32'), axis=-1)"},
     "mean": {"dtype": "# convert first: wf.mean(x.astype('float32'))"},
@@ -129,6 +145,8 @@ OPTIONS: dict[str, dict[str, str]] = {
     "load": {
         "map_location": "device='cpu'",
         "weights_only": "# files hold no code: leave it out",
+        "weights_only=False": "# a file holds values, no code, and a network comes back as its "
+        "values: net.load_state_dict(wf.load(path))",
         "mmap": "map_file=True",
     },
     "jit": {
@@ -157,6 +175,18 @@ OPTIONS: dict[str, dict[str, str]] = {
               "capturable": "# a step compiles as it is: leave it out"},
     "checkpoint": {"use_reentrant": "# leave it out: wf.checkpoint(f)(x)"},
     "autocast": {"device_type": "dtype='bfloat16'", "cache_enabled": "# leave it out"},
+    "LossScale": {
+        "enabled": "# an optimiser has it where it is needed: wf.optim.SGD(parameters, lr=0.1, "
+        "precision='float16')",
+        "init_scale": "scale=wf.tensor({value})",
+        "growth_factor": "growth={value}",
+        "backoff_factor": "backoff={value}",
+        "growth_interval": "interval={value}",
+    },
+    "relu": {"inplace": "# tensors are values: leave it out"},
+    "dropout": {"inplace": "# tensors are values: leave it out"},
+    "to": {"non_blocking": "# leave it out",
+           "memory_format": "# leave it out"},
     "zero_grad": {"set_to_none": "# gradients are None afterwards in any case: leave it out"},
 }  # fmt: skip
 """What more is said of an option of one function."""

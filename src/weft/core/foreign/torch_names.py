@@ -14,6 +14,15 @@ from __future__ import annotations
 STEPPED = "  # for scheduler.step(): wf.optim.schedules.Scheduler(optimizer, schedule)"
 """How a schedule is moved on by hand."""
 
+SCALED = "  # then optimizer.scale(loss).backward(), optimizer.unscale(), optimizer.step()"
+SCALER = (
+    "  # for GradScaler: wf.optim.SGD(net.parameters(), lr=0.1, precision='float16'), "
+    "then optimizer.scale(loss).backward(), optimizer.step()"
+)
+"""How a loss is scaled, which the optimiser does itself."""
+
+DISTRIBUTIONS = "there are no distribution objects: draw with wf.random, write log-densities out"
+
 TORCH: dict[str, dict[str, str]] = {
     "torch": {
         # element by element
@@ -201,14 +210,14 @@ TORCH: dict[str, dict[str, str]] = {
         # derivatives, programs and the machine
         "Stream": "# there are no streams to manage: launches are ordered, and copies overlap by "
         "themselves",
-        "amp": "wf.autocast('bfloat16')  # and wf.optim.LossScale() for float16",
+        "amp": "wf.autocast('bfloat16')" + SCALER,
         "autograd": "wf.grad(f)  # wf.custom_derivative for Function, wf.gradients for "
         "autograd.grad",
-        "backends": "wf.settings",
+        "backends": "# there is nothing to tune: leave it out; TF32 is "
+        "wf.settings.changed(float32_products='tfloat32')",
         "compile": "wf.jit(f)",
         "cuda_is_available": "wf.cuda.is_available()",
-        "distributions": "# there are no distribution objects: draw with wf.random, write "
-        "log-densities out",
+        "distributions": f"# {DISTRIBUTIONS}",
         "func": "wf.vmap(f), wf.grad(f), wf.jacobian(f)",
         "get_float32_matmul_precision": "wf.settings.float32_products",
         "inference_mode": "wf.no_grad()",
@@ -224,7 +233,11 @@ TORCH: dict[str, dict[str, str]] = {
         "utils": "wf.data  # for torch.utils.data; wf.checkpoint for torch.utils.checkpoint",
         "segment_reduce": "wf.segment_sum(v, i)  # or segment_mean, segment_max, segment_min",
         "profiler": "wf.tools.profile",
-        "GradScaler": "wf.optim.LossScale()  # or precision='float16' of any optimiser",
+        "qint8": "# there are no quantised dtypes: ONNX files bring quantised networks",
+        "qint32": "# there are no quantised dtypes: ONNX files bring quantised networks",
+        "quint8": "# there are no quantised dtypes: ONNX files bring quantised networks",
+        "saddmm": "# there are no sparse tensors: wf.addmm(x, a, b) of dense ones",
+        "GradScaler": "wf.optim.SGD(net.parameters(), lr=0.1, precision='float16')" + SCALED,
         "cholesky_inverse": "wf.linalg.inv(spd)",
         "cholesky_solve": "wf.linalg.solve(spd, y)",
         "cumulative_trapezoid": "wf.cumulative_sum((v[1:] + v[:-1]) / 2)",
@@ -258,7 +271,7 @@ TORCH: dict[str, dict[str, str]] = {
         "H": "wf.conj(x).mT",
         "apply_": "# element by element in Python is slow: write it in tensor functions",
         "bernoulli_": "x.copy_(wf.random.bernoulli(0.5, x.shape))",
-        "data": "x.detach()",
+        "data": "x.detach()  # to read; to write: with wf.no_grad(): x.copy_(y), x.add_(y)",
         "data_ptr": "# values have no address: x.numpy().ctypes.data of a copy",
         "dim": "x.ndim",
         "element_size": "x.dtype.bits // 8",
@@ -284,7 +297,6 @@ TORCH: dict[str, dict[str, str]] = {
         "storage": "# a tensor is a value without storage: x.numpy() is a copy of its elements",
         "stride": "# tensors have no strides: x.reshape, x.permute and slices say it all",
         "sum_to_size": "x.sum(axis=0, keepdims=True)",
-        "t": "x.T",
         "to_dense": "x",
         "to_sparse": "# there are no sparse tensors: stay dense",
         "tril_": "x.copy_(wf.tril(x))",
@@ -314,7 +326,8 @@ TORCH: dict[str, dict[str, str]] = {
         "UpsamplingBilinear2d": "wf.nn.Upsample(scale_factor=2, mode='bilinear', "
         "align_corners=True)",
         "UpsamplingNearest2d": "wf.nn.Upsample(scale_factor=2)",
-        "utils": "wf.optim.clip_grad_norm(net.parameters(), 1.0)  # and clip_grad_value",
+        "utils": "wf.optim.clip_grad_norm(net.parameters(), 1.0)  # and clip_grad_value; "
+        "wf.data.pad_collate([v, w]) for rnn.pad_sequence",
         "DataParallel": "wf.distributed.data_parallel  # started by `weft launch -n 4 train.py`",
         "parallel": "wf.distributed.data_parallel  # in place of DistributedDataParallel",
         "SyncBatchNorm": "wf.nn.BatchNorm2d(8)  # each process by itself",
@@ -327,6 +340,7 @@ TORCH: dict[str, dict[str, str]] = {
         "lp_pool2d": "wf.nn.functional.avg_pool2d(image**2, 2) ** 0.5 * 2",
         "max_pool2d_with_indices": "wf.nn.functional.max_pool2d(image, 2, return_indices=True)",
         "rrelu": "wf.nn.functional.leaky_relu(x, 0.23)",
+        "rrelu_": "x.copy_(wf.nn.functional.leaky_relu(x, 0.23))",
         "upsample": "wf.nn.functional.interpolate(image, scale_factor=2)",
         "upsample_bilinear": "wf.nn.functional.interpolate(image, scale_factor=2, mode='bilinear', "
         "align_corners=True)",
@@ -340,9 +354,11 @@ TORCH: dict[str, dict[str, str]] = {
     },
     "torch.nn.init": {
         "constant": "wf.nn.init.constant_(x, 0.5)",
+        "eye": "wf.nn.init.eye_(x)",
         "kaiming_normal": "wf.nn.init.kaiming_normal_(x)",
         "kaiming_uniform": "wf.nn.init.kaiming_uniform_(x)",
         "normal": "wf.nn.init.normal_(x)",
+        "sparse": "# there is none: draw wf.nn.init.normal_ and multiply by a mask",
         "sparse_": "# there is none: draw wf.nn.init.normal_ and multiply by a mask",
         "uniform": "wf.nn.init.uniform_(x)",
         "xavier_normal": "wf.nn.init.xavier_normal_(x)",
@@ -355,6 +371,7 @@ TORCH: dict[str, dict[str, str]] = {
         "cpu": "net.to('cpu')",
         "cuda": "net.to('cuda')",
         "double": "net.to('float64')",
+        "flatten_parameters": "# weights are read as they lie: leave it out",
         "float": "net.to('float32')",
         "get_buffer": "dict(net.named_buffers())",
         "get_parameter": "dict(net.named_parameters())['weight']",
@@ -421,6 +438,44 @@ TORCH: dict[str, dict[str, str]] = {
         "dataloader": "wf.data.DataLoader(dataset, batch_size=32)",
         "distributed": "wf.data.DistributedSampler(dataset, 0, 2)",
     },
+    "torch.nn.utils": {
+        "clip_grad_norm_": "wf.optim.clip_grad_norm(net.parameters(), 1.0)",
+        "clip_grad_norm": "wf.optim.clip_grad_norm(net.parameters(), 1.0)",
+        "clip_grad_value_": "wf.optim.clip_grad_value(net.parameters(), 0.5)",
+        "parameters_to_vector": "wf.concat([p.ravel() for p in net.parameters()])",
+        "parametrizations": "# there are none: compute the weight in forward, and call "
+        "wf.nn.functional.linear(x, weight, bias)",
+        "parametrize": "# there are none: compute the weight in forward, and call "
+        "wf.nn.functional.linear(x, weight, bias)",
+        "prune": "# there is none: multiply the weight by a mask in forward",
+        "rnn": "wf.data.pad_collate([v, w])  # for pad_sequence; for packed sequences: "
+        "wf.nn.LSTM(3, 5)(x, lengths=lengths)",
+        "spectral_norm": "# there is none: divide the weight by wf.linalg.norm(weight, 2) in "
+        "forward",
+        "vector_to_parameters": "# write each: with wf.no_grad(): p.copy_(part.reshape(p.shape))",
+        "weight_norm": "# there is none: compute g * wf.normalize(v, axis=1) in forward",
+    },
+    "torch.nn.utils.rnn": {
+        "PackedSequence": "# lengths are an argument: wf.nn.LSTM(3, 5)(x, lengths=lengths)",
+        "pack_padded_sequence": "# lengths are an argument: wf.nn.LSTM(3, 5)(x, lengths=lengths)",
+        "pack_sequence": "wf.data.pad_collate([v, w])  # lengths are an argument: "
+        "wf.nn.LSTM(3, 5)(x, lengths=lengths)",
+        "pad_packed_sequence": "# nothing is packed: results are [time, batch, ...], and 0 behind "
+        "each length",
+        "pad_sequence": "wf.data.pad_collate([v, w], value=0)  # [batch, time]; for "
+        "batch_first=False .swapaxes(0, 1)",
+    },
+    "torch.distributions": {
+        "Bernoulli": "wf.random.bernoulli(probabilities)  # log-probability: "
+        "-wf.nn.functional.binary_cross_entropy(probabilities, x, reduction='none')",
+        "Categorical": "wf.random.categorical(logits)  # log-probability of action: "
+        "-wf.nn.functional.cross_entropy(logits, action, reduction='none'); logits are "
+        "wf.log(probabilities)",
+        "Normal": "wf.random.normal((2, 3), mean=0.0, std=1.0)  # log-probability of x: "
+        "-(((x - mean) / std) ** 2) / 2 - wf.log(std) - math.log(2 * math.pi) / 2",
+        "Uniform": "wf.random.uniform((2, 3))",
+        "MultivariateNormal": "wf.random.multivariate_normal(v, spd)",
+    },
     "torch.linalg": {
         "cholesky_ex": "wf.linalg.cholesky(spd)",
         "cond": "wf.linalg.norm(x, 2) * wf.linalg.norm(wf.linalg.inv(spd), 2)",
@@ -439,7 +494,7 @@ TORCH: dict[str, dict[str, str]] = {
         "all_gather_into_tensor": "wf.distributed.all_gather",
     },
     "torch.cuda": {
-        "amp": "wf.autocast('float16')  # and wf.optim.LossScale()",
+        "amp": "wf.autocast('float16')" + SCALER,
         "current_device": "wf.device('cuda:0')",
         "empty_cache": "wf.cuda.release_memory()",
         "manual_seed": "wf.random.seed(0)",

@@ -53,13 +53,14 @@ def check_range(op: str, index: Any, count: Any, name: str) -> wf.Tensor:
 def _range_error(
     op: str, name: str, value: Any, place: tuple[int, ...], count: Any
 ) -> wf.BoundsError:
+    names = "indices" if name == "index" else f"{name}s"
     where = f" at {', '.join(map(str, place))}" if place else ""
     return wf.BoundsError(
         op,
         f"the {name} {int(value)}{where} is out of range",
         expected=f"0 <= {name} < {count}",
         got={name: int(value), "position": list(place)},
-        fix=f"use {name}s from 0 to {count - 1}, or make room for {int(value) + 1}",
+        fix=f"use {names} from 0 to {count - 1}, or make room for {int(value) + 1}",
     )
 
 

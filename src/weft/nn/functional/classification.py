@@ -134,6 +134,14 @@ def _check_labels(op: str, logs: wf.Tensor, target: wf.Tensor, axis: int) -> Non
 
 def _shapes(op: str, x: wf.Tensor, target: wf.Tensor, axis: int) -> wf.ShapeError:
     wanted = [*x.shape[:axis], *x.shape[axis + 1 :]]
+    if not target.dtype.is_integer and wf.staging.same_shape(target.shape, tuple(wanted)):
+        return wf.ShapeError(
+            op,
+            "the target has the shape of class indices, but they are not whole numbers",
+            expected=f"whole numbers {wanted}, or probabilities {list(x.shape)}",
+            got={"x": x, "target": target},
+            fix="target.astype('int64')",
+        )
     return wf.ShapeError(
         op,
         "the target has neither the shape of class indices nor that of probabilities",

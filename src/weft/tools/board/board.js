@@ -51,7 +51,11 @@ function ticks(low, high, count) {
 function limits(values) {
   let low = Math.min(...values);
   let high = Math.max(...values);
-  if (low === high) { low -= 0.5; high += 0.5; }
+  if (low === high) {
+    const spare = Math.abs(low) / 2 || 0.5;
+    low -= spare;
+    high += spare;
+  }
   return [low, high];
 }
 
