@@ -185,7 +185,8 @@ def _options() -> str:
     """The table of options."""
     rows = [f"| `{there}` | `{here}` |" for there, here in sorted(EVERYWHERE.items())]
     special = [
-        f"| `{function}({there if '=' in there else f'{there}=...'})` | {_cell(text)} |"
+        f"| `{function}({there if '=' in there else f'{there}=...'})` "
+        f"| {_cell(text.replace('{value}', '...'))} |"
         for function, options in sorted(OPTIONS.items())
         for there, text in options.items()
     ]

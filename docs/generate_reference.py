@@ -184,7 +184,8 @@ def _class_parts(value: type, more: str) -> Iterator[str]:
 def _is_own(value: type, name: str) -> bool:
     """Whether a docstring is this member's own, and not that of its type or of a base class."""
     member, base = vars(value)[name], getattr(super(value, value), name, None)
-    if isinstance(member, staticmethod) and getattr(member, "__name__", name) != name:
+    is_held = isinstance(member, staticmethod) or issubclass(value, wf.nn.Module)
+    if is_held and getattr(member, "__name__", name) != name:
         return False  # a function of another name, which stands in its own place
     return inspect.getdoc(member) not in {inspect.getdoc(type(member)), inspect.getdoc(base)}
 

@@ -6,9 +6,11 @@ import gc
 import itertools
 import os
 import shutil
+import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import numpy as np
@@ -22,6 +24,7 @@ SEED_VARIABLE = "WEFT_TEST_SEED"
 CACHE_VARIABLE = "WEFT_CACHE"
 BETWEEN_WHOLE_COLLECTIONS = 4000
 """So many tests share one collection of garbage that looks through everything."""
+BYTECODE = Path(__file__).parents[1] / "build" / "bytecode"
 _tests_begun = itertools.count(1)
 
 hypothesis.settings.register_profile(
@@ -66,7 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[SEED_VARIABLE] = str(int.from_bytes(os.urandom(4), "little"))
     if not hasattr(config, "workerinput"):
         _give_cache(config)
-        _give_bytecode(config)
+        _give_bytecode()
     if not getattr(config.option, "cov_source", None):  # which makes Python's own code slow
         VERIFYING.append(True)  # a graph after every pass, every kernel, and every plan
 
@@ -110,10 +113,14 @@ def _give_cache(config: pytest.Config) -> None:
         os.environ[CACHE_VARIABLE] = _temporary_folder(config)
 
 
-def _give_bytecode(config: pytest.Config) -> None:
-    """Where compiled modules are not to be kept, they are for this run: many processes import."""
+def _give_bytecode() -> None:
+    """Where compiled modules are not to be kept beside their sources, they are in `build`.
+
+    All processes of all runs import the same ones. What is older than its source is made anew.
+    """
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-        os.environ["PYTHONPYCACHEPREFIX"] = _temporary_folder(config)
+        os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(BYTECODE)
+        sys.dont_write_bytecode = False
 
 
 def pytest_report_header(config: pytest.Config) -> str:

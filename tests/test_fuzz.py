@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -38,7 +39,9 @@ WAYS = ("jit", "native", "checked", "plain", "torch", "cuda")
 def test_random_programs_agree_in_every_way_of_running_them(part: int) -> None:
     count = PROGRAMS // PARTS
     seeds = range(part * count, (part + 1) * count)
-    found = list(workers.search(seeds, 1, WAYS, time.monotonic() + 3600))
+    kept = os.environ["WEFT_CACHE"]  # of this run of tests: all parts share what they compile
+    cache = None if kept == "off" else Path(kept, "fuzz")
+    found = list(workers.search(seeds, 1, WAYS, time.monotonic() + 3600, cache=cache))
     failures = {each.seed: each.failure for each in found if each.failure is not None}
     print("again: python -m tests.fuzz --minimise SEED")
     assert len(found) == count

@@ -47,6 +47,15 @@ def test_every_public_name_stands_in_the_reference(reference: ModuleType) -> Non
     assert len(names) > 700
 
 
+def test_the_function_that_a_layer_holds_is_no_method_of_its(reference: ModuleType) -> None:
+    page = next(each for each in reference.pages() if each.prefix == "wf.nn")
+    text = reference.entry(page, "AdaptiveAvgPool1d", with_facts=False)
+    assert "AdaptiveAvgPool1d(output_size" in text
+    assert "function(output_size" not in text
+    linear = reference.entry(page, "Linear", with_facts=False)
+    assert "{py:method} forward(x" in linear
+
+
 def test_what_the_reference_says_of_a_function_is_found_by_running_it(
     reference: ModuleType,
 ) -> None:

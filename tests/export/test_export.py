@@ -65,6 +65,31 @@ def test_a_program_agrees_with_the_reference(name: str, tmp_path: Path) -> None:
     assert found.largest_difference < 1e-5
 
 
+@pytest.mark.slow
+def test_a_program_for_windows_agrees_where_wine_runs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_without_tools("x86-64-windows")
+    monkeypatch.setenv("WINEPREFIX", str(tmp_path / "wine"))
+    monkeypatch.setenv("WINEDEBUG", "-all")
+    f, arguments = PROGRAMS["convolutions"]()
+    shipped = wf.export(f, arguments, tmp_path / "model", target="x86-64-windows")
+    assert shipped.check().largest_difference < 1e-5
+    # a program that finds its functions in the .dll alone
+    platform, program = platform_named("x86-64-windows"), tmp_path / "model" / "main.exe"
+    sources = [tmp_path / "model" / name for name in ("main.c", "libmodel.dll")]
+    linking.build_program(platform, "x86-64-windows", sources, program)
+    inputs = b"".join(x.tobytes() for x in shipped.interface.program.examples_at({}))
+    (tmp_path / "inputs.bin").write_bytes(inputs)
+    files = [str(tmp_path / name) for name in ("inputs.bin", "outputs.bin")]
+    command = [*linking.runner(platform, "x86-64-windows"), str(program), *files, "1"]
+    linking.run_program(command, tmp_path)
+    runs = checking.reference_runs(shipped.interface.program, 1)
+    wanted = np.concatenate([x.ravel() for x in runs])
+    found = np.frombuffer((tmp_path / "outputs.bin").read_bytes(), np.float32)
+    assert np.abs(found - wanted).max() < 1e-5 * np.abs(wanted).max()
+
+
 @pytest.mark.parametrize("target", [*EMULATED, "wasm32"])
 @pytest.mark.parametrize("name", PROGRAMS if NIGHTLY else ["convolutions", "loops"])
 def test_a_program_for_another_machine_agrees(name: str, target: str, tmp_path: Path) -> None:
@@ -83,11 +108,19 @@ def test_a_program_on_a_bare_microcontroller_agrees(tmp_path: Path) -> None:
     assert shipped.check().largest_difference < 1e-5
 
 
-@pytest.mark.parametrize("target", ["thumbv7em", "x86-64-v4-linux", "x86-64-windows"])
+OBJECTS = {
+    "thumbv7em": b"\x7fELF\x01", "x86-64-v4-linux": b"\x7fELF\x02",
+    "x86-64-windows": b"\x64\x86", "aarch64-macos": b"\xcf\xfa\xed\xfe",
+}  # fmt: skip
+"""What object files of a machine begin with."""
+
+
+@pytest.mark.parametrize("target", OBJECTS)
 def test_a_program_is_made_for_machines_that_do_not_run_here(target: str, tmp_path: Path) -> None:
     f, arguments = PROGRAMS["a_perceptron"]()
     shipped = wf.export(f, arguments, tmp_path / "model", target=target, memory="static")
     assert {"model.o", "model.a", "model.h", "main.c"} <= set(shipped.files)
+    assert (shipped.folder / "model.o").read_bytes().startswith(OBJECTS[target])
 
 
 def test_the_script_for_the_web_does_what_its_module_does(tmp_path: Path) -> None:
@@ -304,6 +337,36 @@ def test_a_linker_that_hangs_or_does_not_start_is_told_and_leaves_no_files(
     with pytest.raises(wf.UnsupportedError, match=told):
         wf.export(lambda x: x * 2, [wf.ones(3)], tmp_path / "model")
     assert [each.name for each in tmp_path.iterdir()] == []
+
+
+def test_where_no_compiler_is_found_ziglang_links_for_every_system(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(linking, "find_spec", lambda name: object())
+
+    def triple(target: str, static: bool = False) -> str | None:
+        command = c_compiler(platform_named(target), static=static)
+        return None if command is None else command[-1]
+
+    assert triple("aarch64-linux") == "aarch64-linux-gnu"
+    assert triple("aarch64-linux", static=True) == "aarch64-linux-musl"  # glibc is never static
+    assert triple("x86-64-windows", static=True) == "x86_64-windows-gnu"
+    assert triple("aarch64-macos") == "aarch64-macos"
+    assert triple("host") is not None
+    assert triple("thumbv7em") is None  # whose C library comes with its own compiler
+
+
+def test_a_compiler_without_the_library_of_its_machine_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "ld: cannot find crti.o: No such file or directory"
+    command = ["sh", "-c", f"echo '{said}' >&2; exit 1"]
+    monkeypatch.setattr(linking, "c_compiler", lambda platform: command)
+    with pytest.raises(wf.UnsupportedError, match=r"cannot find crti\.o") as caught:
+        wf.export(lambda x: x * 2, [wf.ones(3)], tmp_path / "model", target="aarch64-linux")
+    assert "install the C library of aarch64-linux" in caught.value.fix
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import re
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -194,6 +195,7 @@ class _Judge:
         runs = [each for each in results if isinstance(each, list)]
         self.usable = len(runs) == len(results) and len({len(each) for each in runs}) == 1
         self.runs, self.step, self.usual = runs, step, usual
+        self._known: dict[int, _Expected] = {}
 
     def with_runs(self, added: Sequence[Result]) -> _Judge:
         """The judge with further disturbed runs; those that raise say nothing."""
@@ -211,45 +213,77 @@ class _Judge:
         """
         if not self.usable or (eager is None and self.step > COARSE):
             return None
-        wide, *noisy = [_plain(each[number]) for each in self.runs]
-        if wide.shape != found.shape or not wide.size:
+        if self.runs[0][number].shape != found.shape or not found.size:
             return None
+        expected = self._expected(number)
+        wide = expected.wide
         largest, found = _largest(found.dtype), _plain(found)
         if self.step > NARROW:  # a total in float64 may be made of narrower numbers
             largest = min(largest, _largest(np.dtype(np.float32)))
         if wide.dtype.kind in "iub":
             known = eager is not None and np.array_equal(eager, wide)
-            sure = known and all(np.array_equal(each, wide) for each in noisy)
+            sure = known and all(np.array_equal(each, wide) for each in expected.noisy)
             return _described(found != wide, found, wide) if sure else None
         with np.errstate(all="ignore"):
-            places = self._wrong_floats(
-                found, _plain(wide if eager is None else eager), wide, noisy, factor
-            )
+            reference = wide if eager is None else _plain(eager)
+            same = (found == reference) | (np.isnan(found) & np.isnan(reference))
+            if same.all():
+                return None
+            places = self._wrong_floats(found, reference, same, expected, factor)
             # what overflows in a narrower dtype, or on the way there, is no number
-            most = max(_most_finite(_plain(each)) for each in self.runs[0])
+            most = self._most_of_outputs
             beyond = (np.abs(wide) > largest / 4) | (~np.isfinite(found) & (most > largest**0.5))
             # and so is what is made of numbers so small that their inverses, multiplied, do
             beyond |= ~np.isfinite(found) & (np.abs(wide) < largest**-0.75)
             return _described(places & ~beyond, found, wide)
 
+    def _expected(self, number: int) -> _Expected:
+        """What the runs say of an output, which is asked for once for every way."""
+        if number not in self._known:
+            with np.errstate(all="ignore"):
+                self._known[number] = _expected_of(*[_plain(each[number]) for each in self.runs])
+        return self._known[number]
+
+    @cached_property
+    def _most_of_outputs(self) -> float:
+        return max(_most_finite(_plain(each)) for each in self.runs[0])
+
     def _wrong_floats(
-        self, found: Array, eager: Array, wide: Array, noisy: list[Array], factor: float
+        self, found: Array, eager: Array, same: Array, expected: _Expected, factor: float
     ) -> Array:
-        finite = np.isfinite(wide)
-        sure = np.logical_and.reduce([np.isfinite(each) == finite for each in noisy])
-        both = finite & sure
-        spread = max((_most(np.abs(each - wide)[both]) for each in noisy), default=0.0)
-        scale = _most(np.abs(wide)[both])
-        limit = factor * (SPREAD * spread + SCALE * self.step * max(scale, self.usual))
+        wide, scale = expected.wide, expected.scale
+        limit = factor * (SPREAD * expected.spread + SCALE * self.step * max(scale, self.usual))
         if limit > 0.3 * scale:  # rounding alone may change everything, but makes no NaN
             limit = np.inf
-        same = (found == eager) | (np.isnan(found) & np.isnan(eager))
-        places = both & ~same & ~(np.abs(found - wide) <= limit) & ~(np.abs(found - eager) <= limit)
-        lost = np.isnan(wide) & np.logical_and.reduce([np.isnan(each) for each in noisy])
-        places |= lost & ~np.isnan(found) & np.isnan(eager)
-        endless = np.isinf(wide) & np.logical_and.reduce([each == wide for each in noisy])
-        places |= endless & (eager == wide) & (found != wide)
+        places = expected.both & ~same & ~(np.abs(found - wide) <= limit)
+        places &= ~(np.abs(found - eager) <= limit)
+        places |= expected.lost & ~np.isnan(found) & np.isnan(eager)
+        places |= expected.endless & (eager == wide) & (found != wide)
         return np.asarray(places)
+
+
+class _Expected(NamedTuple):
+    """An output in float64 and in disturbed runs, and where these say something of it."""
+
+    wide: Array
+    noisy: list[Array]
+    both: Array
+    """Where all agree that it is finite."""
+    lost: Array
+    endless: Array
+    spread: float
+    scale: float
+
+
+def _expected_of(wide: Array, *noisy: Array) -> _Expected:
+    if wide.dtype.kind in "iub":
+        return _Expected(wide, [*noisy], wide, wide, wide, 0.0, 0.0)
+    finite = np.isfinite(wide)
+    both = finite & np.logical_and.reduce([np.isfinite(each) == finite for each in noisy])
+    lost = np.isnan(wide) & np.logical_and.reduce([np.isnan(each) for each in noisy])
+    endless = np.isinf(wide) & np.logical_and.reduce([each == wide for each in noisy])
+    spread = max((_most(np.abs(each - wide)[both]) for each in noisy), default=0.0)
+    return _Expected(wide, [*noisy], both, lost, endless, spread, _most(np.abs(wide)[both]))
 
 
 def _most_finite(x: Array) -> float:

@@ -266,7 +266,7 @@ def install() -> None:
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         plan = plan_graph(*args, **kwargs)
-        parts = [part for launch in plan.launches for part in launch.parts()]
+        parts = [part for launch in plan.launches for part in launch.nested_launches()]
         REACHED.update(f"launch {_kind(part)}" for part in parts)
         return plan
 

@@ -54,15 +54,17 @@ def search(
     until: float,
     coverage: bool = False,
     threads: int = 0,
+    cache: Path | None = None,
 ) -> Generator[Outcome]:
     """What becomes of each program, until a time; who has seen enough closes the search.
 
-    threads: of each child; 0 for as many as there are cores.
+    threads: of each child; 0 for as many as there are cores. cache: where compiled code is kept,
+    if not for this search alone.
     """
     with tempfile.TemporaryDirectory(prefix="weft-fuzz-", ignore_cleanup_errors=True) as folder:
         command = [sys.executable, "-m", "tests.fuzz", "--child", "--ways", ",".join(ways)]
         command += ["--threads", str(threads), *(["--coverage"] if coverage else [])]
-        work = _Search(seeds, command, until, Path(folder))
+        work = _Search(seeds, command, until, Path(folder), cache or Path(folder, "cache"))
         threads = [
             threading.Thread(target=work.serve, args=(number,), daemon=True)
             for number in range(workers)
@@ -87,9 +89,9 @@ class _Search:
     """Batches of programs that wait for a worker, and what came of those that did not."""
 
     def __init__(
-        self, seeds: Sequence[int], command: Sequence[str], until: float, folder: Path
+        self, seeds: Sequence[int], command: Sequence[str], until: float, folder: Path, cache: Path
     ) -> None:
-        self.command, self.until, self.folder = command, until, folder
+        self.command, self.until, self.folder, self.cache = command, until, folder, cache
         self.stop = threading.Event()
         self.waiting: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
         for start in range(0, len(seeds), BATCH):
@@ -123,7 +125,7 @@ class _Search:
             subprocess.Popen(
                 self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words,
                 text=True, cwd=ROOT,
-                env={**ENVIRONMENT, **os.environ, "WEFT_CACHE": str(self.folder / "cache")},
+                env={**ENVIRONMENT, **os.environ, "WEFT_CACHE": str(self.cache)},
             ) as child,
         ):  # fmt: skip
             lines: queue.SimpleQueue[str] = queue.SimpleQueue()
