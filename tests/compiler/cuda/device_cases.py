@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Thread
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.hammer import at_once
 
 import weft as wf
 from weft.compiler.plan.launch import Kind
@@ -223,11 +224,7 @@ def check_threads() -> None:
         for _ in range(150):
             found[k].update((tensors[k] * tensors[k] + tensors[k]).numpy().tolist())
 
-    threads = [Thread(target=work, args=(k,)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*[partial(work, k) for k in range(4)])
     assert found == {k: {float(k * k + k)} for k in range(4)}
 
 

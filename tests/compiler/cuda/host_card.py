@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,12 @@ from tests.compiler.cuda.window_copies import WindowTable, product_shapes, windo
 import weft as wf
 from weft.compiler.graph_passes.cross_entropy import softmax_gradient
 from weft.compiler.targets.cuda import (
+    bound_program,
     code,
     cross_entropy,
     device,
     driver,
+    launcher,
     parameters,
     scans,
     sorting,
@@ -86,6 +89,9 @@ class HostCard(FakeLibrary):
         self.nodes: dict[int, dict[int, tuple[list[int], Callable[[], None]]]] = {}
         """Of graphs that are built: each node with those before it, and what it does."""
         self.order = Random(3)
+        self.native_call = RLock()
+        """Held inside of native calls: those of a real driver run no Python, so that no other
+        thread goes on in the middle of one."""
         self.launched = 0
         self.text = b""
         self.windows: list[WindowTable] = []
@@ -95,10 +101,11 @@ class HostCard(FakeLibrary):
 
     def _answer(self, name: str, arguments: tuple[Any, ...]) -> None:
         method = getattr(self, f"do_{name}", None)
-        if method is not None:
-            method(*arguments)
-        else:
-            super()._answer(name, arguments)
+        with self.native_call:
+            if method is not None:
+                method(*arguments)
+            else:
+                super()._answer(name, arguments)
 
     # --- memory ----------------------------------------------------------------------------------
 
@@ -604,6 +611,16 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
         card.modules[token] = [kernel]
         return token
 
+    def call_of_words(count: int) -> Callable[..., int]:
+        call = launcher.word_call(count)
+
+        def call_alone(*words: int) -> int:
+            with card.native_call:
+                return call(*words)
+
+        return call_alone
+
+    monkeypatch.setattr(bound_program, "word_call", call_of_words)
     monkeypatch.setattr(code, "kernel_code", code_of)
     monkeypatch.setattr(code, "group_code", code_of_group)
     # other processes of a test run share the cache, and number their modules themselves

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable, Iterator
 from random import Random
-from threading import Thread
+from threading import Thread, current_thread
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,16 @@ from tests.compiler.cuda.host_card import HostCard, host_card
 
 import weft as wf
 from weft.compiler.targets.cuda import binding as bindings
-from weft.compiler.targets.cuda.array import RUN_LOCK, CudaArray, compute_stream
-from weft.compiler.targets.cuda.device import CAPTURED, Stream
+from weft.compiler.targets.cuda import bound_program
+from weft.compiler.targets.cuda.array import (
+    RUN_LOCK,
+    CudaArray,
+    array_kind,
+    compute_stream,
+    new_array,
+)
+from weft.compiler.targets.cuda.bound_program import FEW_LAUNCHES, QUICK_LAUNCHES, BoundProgram
+from weft.compiler.targets.cuda.device import Stream, hold_quick_calls
 from weft.compiler.targets.cuda.graphs import Span, dependencies
 from weft.compiler.targets.cuda.launcher import (
     FAULT,
@@ -355,12 +362,16 @@ def test_a_call_that_was_made_before_is_one_native_call_and_waits_for_captures(
     np.testing.assert_array_equal((x + y).numpy(), wanted)
     assert card.launched == before + 1
     found: list[Array] = []
-    thread = Thread(target=lambda: found.append((x + y).numpy()))
+
+    def call_again() -> None:
+        compute_stream(0).device.make_current()  # a thread's first call is never quick
+        found.append((x + y).numpy())
+
+    thread = Thread(target=call_again)
     with RUN_LOCK:
-        CAPTURED[0] += 1
-        thread.start()
-        thread.join(0.2)
-        CAPTURED[0] -= 1
+        with hold_quick_calls():
+            thread.start()
+            thread.join(0.2)
         assert thread.is_alive(), "nothing is put on a stream while it is captured"
         assert card.launched == before + 1
     thread.join()
@@ -368,12 +379,56 @@ def test_a_call_that_was_made_before_is_one_native_call_and_waits_for_captures(
 
 
 def test_eager_calls_of_several_threads_do_not_mix_their_operands(card: HostCard) -> None:
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(60)  # a real driver runs no Python, so that no thread goes on meanwhile
-    try:
-        check_threads()
-    finally:
-        sys.setswitchinterval(interval)
+    check_threads()
+
+
+class SeenByOneThread(list[Any]):
+    """Observers of launches that other threads have not seen yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = current_thread()
+
+    def __bool__(self) -> bool:
+        return current_thread() is self._thread
+
+
+@pytest.mark.parametrize("way", ["a graph", "a watched run"])
+def test_quick_calls_of_another_thread_wait_while_cells_are_filled_and_read(
+    card: HostCard, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    f = wf.jit(lambda a, b: wf.exp((a @ b) @ (a @ a)).sum(axis=0))
+    x, y = (on_card(numbers(12, 12) / 12 + k) for k in range(2))
+    wanted, wanted_there = (f(wrap(a), wrap(b)).numpy() for a, b in ((x, y), (y, x)))
+    program: Any = f.program(wrap(x), wrap(y))
+    bound = program._bind([x, y])
+    assert FEW_LAUNCHES <= bound.launches.count <= QUICK_LAUNCHES
+    quick, found = program.quick_call([x, y]), list[Array]()
+
+    def call_quickly() -> None:
+        compute_stream(0).device.make_current()  # a thread's first call is never quick
+        found.append(quick([y, x])[0].to_host())
+
+    thread, write = Thread(target=call_quickly), BoundProgram._write_cells
+
+    def write_and_let_go_on(self: BoundProgram, words: list[int]) -> None:
+        write(self, words)
+        if not thread.ident:
+            thread.start()
+            thread.join(0.2)
+            assert thread.is_alive(), "another call has written to the cells"
+
+    monkeypatch.setattr(BoundProgram, "_write_cells", write_and_let_go_on)
+    if way == "a watched run":
+        monkeypatch.setattr(bound_program, "OBSERVERS", SeenByOneThread())
+    room = new_array(compute_stream(0).allocate(48), array_kind(0, np.dtype(np.float32), (12,)))
+    with RUN_LOCK:
+        for _ in range(2):  # at the same addresses: the second run is made a graph
+            (result,) = bound.run([x, y], (), [(0, room)])
+    assert thread.ident
+    thread.join()
+    np.testing.assert_array_equal(result.to_host(), wanted)
+    np.testing.assert_array_equal(found[0], wanted_there)
 
 
 def test_a_reshaped_tensor_shares_memory_whenever_it_is_asked_for(card: HostCard) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.compiler.cuda.host_card import HostCard
+from tests.hammer import at_once
 
 import weft as wf
 from weft.compiler.targets.cuda.array import RUN_LOCK
@@ -209,12 +210,13 @@ def test_a_second_thread_gets_its_own_values(card: HostCard) -> None:
         f(x, y, index)
     wanted = [f(y, x, index).numpy() for f in calls]
     found: list[Any] = []
-    thread = Thread(target=lambda: found.extend(f(y, x, index).numpy() for f in calls))
-    thread.start()
-    for f in calls:
-        f(x, y, index)
-    thread.join()
-    for one, other in zip(found, wanted, strict=True):
+
+    times = range(20)
+    at_once(
+        lambda: found.extend(f(y, x, index).numpy() for _ in times for f in calls),
+        lambda: [f(x, y, index) for _ in times for f in calls],
+    )
+    for one, other in zip(found, wanted * len(times), strict=True):
         np.testing.assert_array_equal(one, other)
 
 

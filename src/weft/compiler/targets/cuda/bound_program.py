@@ -24,6 +24,7 @@ from weft.compiler.targets.cuda.device import (
     Memory,
     SizePool,
     Stream,
+    hold_quick_calls,
     rounded_size,
     take_memory,
 )
@@ -291,8 +292,9 @@ class BoundProgram:
         LAST_PROGRAM[0] = self._described
         if OBSERVERS:
             self._raise_faults()
-            self._write_cells(words)
-            self._observed()
+            with hold_quick_calls():
+                self._write_cells(words)
+                self._observed()
             return
         key = self._pack(*words)
         if self._may_repeat and self._launch_graph(key, words):
@@ -411,8 +413,9 @@ class BoundProgram:
         self._repeats[key] = known + 1
         if known >= REPEATED:
             self._raise_faults()
-            self._write_cells(words)
-            self._repeats[key] = graph = self._capture()
+            with hold_quick_calls():
+                self._write_cells(words)
+                self._repeats[key] = graph = self._capture()
             graph(self.stream)
         while len(self._repeats) > GRAPHS:
             self._repeats.popitem(last=False)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ctypes import byref, c_float, c_int, c_size_t, c_uint64, c_void_p
 from functools import cache, cached_property
 from heapq import heappop, heappush
@@ -47,8 +48,8 @@ CURRENT = local()
 """The context that the calls of a thread go to, as `context`; none before the first."""
 ALIGNMENT = 16
 """What kernels take the addresses of buffers to be multiples of: they read whole vectors."""
-CAPTURED: Array = np.zeros(1, np.int32)
-"""How many streams are being captured: what is put on such a stream becomes part of a graph."""
+HELD: Array = np.zeros(1, np.int32)
+"""How often `hold_quick_calls` is entered."""
 EXPLAIN: list[Callable[[int, OutOfMemoryError], OutOfMemoryError]] = []
 """Makes the error for bytes that a card does not have, of the driver's; see array.py."""
 
@@ -383,6 +384,20 @@ def _end(driver: Driver, arena: Arena, handle: int) -> None:
     """Give a stream's memory back, and then the stream."""
     arena.release()
     destroy(driver, "cuStreamDestroy_v2", handle)
+
+
+@contextmanager
+def hold_quick_calls() -> Iterator[None]:
+    """Inside, what runs without the lock does nothing, and comes back for the lock.
+
+    Who holds it captures a stream, where other work would become part of a graph, or fills cells
+    and reads them in several steps, between which another thread would write its own.
+    """
+    HELD[0] += 1
+    try:
+        yield
+    finally:
+        HELD[0] -= 1
 
 
 def destroy(driver: Driver, name: str, handle: int) -> None:

@@ -14,7 +14,7 @@ from weakref import finalize
 
 import numpy as np
 
-from weft.compiler.targets.cuda.device import CAPTURED, Device, Stream, destroy, handles
+from weft.compiler.targets.cuda.device import Device, Stream, destroy, handles, hold_quick_calls
 from weft.compiler.targets.cuda.modules import KernelNodeParameters, Launch
 from weft.core.records import frozen
 
@@ -121,15 +121,12 @@ def dependencies(touched: Sequence[Sequence[Span]]) -> list[list[int]]:
 def capture_graph(stream: Stream) -> Iterator[list[Graph]]:
     """What is put on the stream inside becomes a graph, the one element of the list afterwards."""
     graphs: list[Graph] = []
-    CAPTURED[0] += 1
-    try:
+    with hold_quick_calls():
         stream.driver("cuStreamBeginCapture_v2", stream.handle, _THIS_THREAD)
         try:
             yield graphs
         finally:
             place = c_void_p()
             stream.driver("cuStreamEndCapture", stream.handle, byref(place))
-    finally:
-        CAPTURED[0] -= 1
     if place.value:
         graphs.append(Graph(stream.device, place.value))

@@ -16,7 +16,7 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 
-from weft.compiler.targets.cuda.device import CAPTURED, Stream
+from weft.compiler.targets.cuda.device import HELD, Stream
 from weft.compiler.targets.cuda.modules import KernelNodeParameters
 from weft.compiler.targets.llvm.ir_builder import NULL, IRBuilder, Operand, Struct, module_text
 
@@ -27,10 +27,10 @@ SET, LAUNCH, COPY, FILL, ENCODE, ENCODE_WINDOWS, CHECK = range(7)
 """The kinds of records; see the functions below, which make them."""
 WORDS = 8
 """How many words a record has."""
-_TABLE_HEAD = Struct("ptr functions, ptr stream, i64 count, i64 failed, ptr words, ptr captured")
+_TABLE_HEAD = Struct("ptr functions, ptr stream, i64 count, i64 failed, ptr words, ptr held")
 _HEAD = len(_TABLE_HEAD.names)
 """Words before the records: the functions, the stream, how many there are, which one failed, where
-the words of a run are written, and where it is said whether a stream is being captured."""
+the words of a run are written, and where it is said whether quick calls are held."""
 _NAME = "cuda_run"
 CALLED = (
     "cuLaunchKernel",
@@ -43,7 +43,7 @@ CALLED = (
 FAULT = -1
 """The result where a kernel of an earlier run has reported a fault."""
 BUSY = -2
-"""The result where a stream is being captured, so that nothing may be put on it."""
+"""The result where quick calls are held: nothing was done."""
 LONG = 16
 """From how many records on other threads of Python go on meanwhile."""
 MOST_WORDS = 8
@@ -209,7 +209,7 @@ def _run_table() -> IRBuilder:
 
 
 def _run_words(run_table: IRBuilder, count: int) -> IRBuilder:
-    """Write so many words of a run, and work through the records, unless a stream is captured.
+    """Write so many words of a run, and work through the records, unless quick calls are held.
 
     Python's lock is held all the while, so that no other thread writes in between.
     """
@@ -217,8 +217,8 @@ def _run_words(run_table: IRBuilder, count: int) -> IRBuilder:
     name = f"{_NAME}_{count}"
     out = IRBuilder(name, parameters, public=True, result="i32", may_unwind=True)
     table, *given = out.parameters
-    captured, words = out.record(_TABLE_HEAD, table).all("captured", "words")
-    with out.when(out.test("ne", out.load("i32", captured), 0)):
+    held, words = out.record(_TABLE_HEAD, table).all("held", "words")
+    with out.when(out.test("ne", out.load("i32", held), 0)):
         out.give(BUSY)
     for place, word in enumerate(given):
         out.store(word, out.at("i64", words, place))
@@ -270,7 +270,7 @@ class NativeRun:
         self.records, self._stream = tuple(records), stream
         table: Array = np.zeros(_HEAD + WORDS * len(self.records), np.int64)
         table[:3] = stream.driver.addresses(CALLED), stream.handle, len(self.records)
-        table[4:_HEAD] = words, CAPTURED.ctypes.data
+        table[4:_HEAD] = words, HELD.ctypes.data
         for place, record in enumerate(self.records):
             start = _HEAD + WORDS * place
             table[start : start + len(record)] = record
