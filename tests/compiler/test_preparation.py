@@ -10,6 +10,7 @@ import pytest
 
 import weft as wf
 from weft.compiler.targets.cpu.machine import host
+from weft.compiler.targets.cpu.runtime.preparation import Preparation
 from weft.compiler.targets.cpu.target import compile_program
 from weft.core import sharing
 from weft.core.errors import WeftError
@@ -217,3 +218,41 @@ def test_a_loaded_state_is_no_longer_the_memory_of_others() -> None:
     net.load_state_dict({"weight": wf.asarray(array), "bias": wf.asarray(normal(200))})
     array += 1.0
     np.testing.assert_array_equal(net.weight.detach().numpy(), before)
+
+
+def test_an_argument_with_gaps_leaves_what_is_prepared_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    f, net, x = wf.jit(predict), layer(), wf.tensor(normal(64, 96))
+    noted: list[int] = []
+    note = Preparation.note_run
+
+    def counting_note(self: Preparation, *given: Any) -> None:
+        noted.append(1)
+        note(self, *given)
+
+    with wf.no_grad():
+        net.bias.set_(wf.broadcast_to(wf.tensor(0.5), (200,)))
+    assert not net.bias._value.flags.c_contiguous
+    assert agrees(f, net, x)
+    monkeypatch.setattr(Preparation, "note_run", counting_note)
+    assert agrees(f, net, x)
+    del noted[:]
+    assert agrees(f, net, x)
+    assert agrees(f, net, wf.tensor(normal(96, 64)).T)
+    assert not noted, "weights that are as they were are packed anew"
+    with wf.no_grad():
+        net.weight.copy_(wf.tensor(normal(200, 96)))
+    assert agrees(f, net, x)
+    assert noted
+    assert agrees(f, net, x)
+
+
+def test_values_of_parameters_have_no_gaps() -> None:
+    net = wf.nn.LayerNorm(64)
+    assert all(p._value.flags.c_contiguous for p in net.parameters())
+    with wf.no_grad():
+        net.weight.copy_(wf.tensor(2.0))
+        net.bias.copy_(wf.tensor(normal(64))[::-1])
+    assert all(p._value.flags.c_contiguous for p in net.parameters())
+    assert net.weight.tolist() == [2.0] * 64

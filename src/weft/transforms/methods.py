@@ -16,6 +16,7 @@ from types import FunctionType
 from typing import Any
 
 from weft.core.arrays import is_host
+from weft.core.cache_lines import begins_within_line, copy_on_line
 from weft.core.errors import (
     ArgumentError,
     ShapeError,
@@ -126,7 +127,14 @@ def _fill(x: Tensor, value: Any) -> Tensor:
 def _own_memory(x: Tensor) -> Tensor:
     """The tensor, on memory that nobody else writes to."""
     value = x._value
-    return wrap(value.copy(), x._node) if is_host(value) and is_lent(value) else x
+    return wrap(copy_on_line(value), x._node) if is_host(value) and is_lent(value) else x
+
+
+def _laid_out(x: Tensor) -> Tensor:
+    """The tensor as programs read it best, again and again: without gaps, large ones on a line."""
+    value = x._value
+    has_gaps = is_host(value) and not value.flags.c_contiguous
+    return wrap(copy_on_line(value), x._node) if has_gaps or begins_within_line(value) else x
 
 
 def _copy(x: Tensor, source: Any) -> Tensor:
@@ -138,7 +146,7 @@ def _copy(x: Tensor, source: Any) -> Tensor:
     is_plain = values._node is None and is_host(values._value)
     if not is_plain or values.shape != x.shape:
         values = apply(movement.broadcast_to, values, shape=x.shape)
-    return rebind(x, values, "copy_")
+    return rebind(x, _laid_out(values), "copy_")
 
 
 def _set(x: Tensor, source: Any) -> Tensor:

@@ -263,7 +263,8 @@ class CpuExecutable(ABC):
                 raise self._run_failure(tables, int(block[1]), int(block[-1]), arrays)
             if said:
                 return finished if written else self._assemble_outputs(arrays, made, tables, sizes)
-            self._forget()  # nothing was run
+            if self._launched is not None and block is self._launched[1]:
+                self._forget()  # what was to be prepared was not
         return self._run_by_steps(tables, arrays, written, sizes, finished)
 
     def _run_failure(
@@ -325,7 +326,7 @@ class CpuExecutable(ABC):
         made = self._make_arrays(tables, sizes, written)
         write_addresses([*inputs, *made], table, self._own_slots)
         error[0] = 0
-        given = self._without_preparation(tables, inputs)
+        given = self._without_preparation(tables, arrays)
         watcher = WATCHERS[-1] if WATCHERS else None
         ended: list[int] = []
         try:
