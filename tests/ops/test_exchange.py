@@ -6,6 +6,7 @@ import copy
 import itertools
 import operator
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -170,3 +171,53 @@ def test_writing_to_a_copy_leaves_the_original_alone() -> None:
     for each in made:
         each[0] = 9.0
         assert x.tolist() == [1.0, 2.0]
+
+
+OWN_COPIES: dict[str, Any] = {
+    "clone": lambda x: x.clone(),
+    "deepcopy": copy.deepcopy,
+    "parameter": wf.nn.Parameter,
+    "copy_": lambda x: wf.zeros(x.shape, dtype=x.dtype).copy_(x),
+    "parameter without a gradient": lambda x: wf.nn.Parameter(x, requires_grad=False),
+    "module": lambda x: copy.deepcopy(wf.nn.ParameterList([wf.nn.Parameter(x)]))[0],
+}
+
+
+@pytest.mark.parametrize("way", OWN_COPIES)
+@pytest.mark.parametrize("part", ["whole", "rows", "columns", "transposed", "shown again"])
+def test_copies_stay_as_they_are_when_foreign_memory_changes(way: str, part: str) -> None:
+    memory = np.arange(12, dtype=np.float32).reshape(3, 4)
+    parts = {
+        "whole": memory, "rows": memory[1:], "columns": memory[:, ::2], "transposed": memory.T,
+        "shown again": np.broadcast_to(memory[0], (2, 4)),
+    }  # fmt: skip
+    source = wf.asarray(parts[part])
+    found, wanted = OWN_COPIES[way](source), parts[part].copy()
+    memory[:] = -1
+    assert source.tolist() == np.full(wanted.shape, -1.0).tolist(), "it is the user's memory"
+    assert found.tolist() == wanted.tolist()
+    assert found._value.flags.c_contiguous
+
+
+def test_a_clone_of_own_memory_is_not_copied() -> None:
+    x = wf.ones((3, 4)) * 2
+    assert x.clone()._value is x._value
+    assert copy.deepcopy(x)._value is x._value
+
+
+def test_a_deep_copy_takes_its_gradient_along_and_stays_a_leaf() -> None:
+    x = wf.asarray(np.ones(3, np.float32)).requires_grad_()
+    (x * 2).sum().backward()
+    other = copy.deepcopy(x)
+    assert other.grad is not None
+    assert (other.is_leaf, other.requires_grad, other.grad.tolist()) == (True, True, [2.0] * 3)
+    assert other.grad is not x.grad
+
+
+def test_a_clone_keeps_its_history() -> None:
+    x = wf.asarray(np.ones((2, 3), np.float32)).requires_grad_()
+    (x.T.clone() * 3).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [[3.0] * 3] * 2
+    grad = wf.grad(lambda x: (x.T.clone() ** 2).sum())(wf.asarray(np.ones((2, 2), np.float32)))
+    assert grad.tolist() == [[2.0, 2.0]] * 2

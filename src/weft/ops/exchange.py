@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.arrays import EXCHANGES, is_concrete, not_on_host
+from weft.core.arrays import EXCHANGES, is_concrete, is_host, not_on_host
+from weft.core.cache_lines import copy_on_line
 from weft.core.devices import CPU, is_device
 from weft.core.dtypes import as_dtype
 from weft.core.errors import (
@@ -28,6 +29,7 @@ from weft.core.errors import (
     GradientError,
     ShapeError,
 )
+from weft.core.sharing import is_lent
 from weft.ir.forward import has_derivative
 from weft.ir.tape import Leaf
 from weft.ir.tensor import Tensor, gradient_touched, host_array, wrap
@@ -265,13 +267,29 @@ def restored(data: bytes, shape: tuple[int, ...], dtype: str, leaf: bool) -> Ten
     return tensor
 
 
-def copy_handle(x: Tensor, memo: Any = None) -> Tensor:
+def own_value(x: Tensor) -> Tensor:
+    """The tensor, in memory that nobody else writes to and that has no gaps."""
+    value = x._value
+    is_own = not is_host(value) or (value.flags.c_contiguous and not is_lent(value))
+    return x if is_own else wrap(copy_on_line(value), x._node)
+
+
+def copy_handle(x: Tensor) -> Tensor:
     """A new handle on the same value: a leaf stays a leaf, on its own."""
     tensor = wrap(x._value, x._node)
     if type(x._node) is Leaf:
         tensor._node = Leaf(tensor)
         gradient_touched(x, written=False)
         tensor._grad = None if x._grad is None else copy_handle(x._grad)
+    return tensor
+
+
+def deep_copy(x: Tensor, memo: Any) -> Tensor:
+    """The same for `copy.deepcopy`, which shares no memory with others."""
+    tensor = copy_handle(x)
+    for each in (tensor, tensor._grad):
+        if each is not None:
+            each._value = own_value(each)._value
     return tensor
 
 

@@ -22,7 +22,6 @@ from weft.core.errors import (
     ShapeError,
 )
 from weft.core.names import unknown_name
-from weft.core.sharing import is_lent
 from weft.core.wrong_calls import explain_arguments, takes_options
 from weft.ir.dispatch import apply
 from weft.ir.parts import as_part, refuse_choice, refuse_part
@@ -124,29 +123,19 @@ def _fill(x: Tensor, value: Any) -> Tensor:
     return rebind(x, filled_like(x, value), "fill_")
 
 
-def _own_memory(x: Tensor) -> Tensor:
-    """The tensor, on memory that nobody else writes to."""
-    value = x._value
-    return wrap(copy_on_line(value), x._node) if is_host(value) and is_lent(value) else x
-
-
-def _laid_out(x: Tensor) -> Tensor:
-    """The tensor as programs read it best, again and again: without gaps, large ones on a line."""
-    value = x._value
-    has_gaps = is_host(value) and not value.flags.c_contiguous
-    return wrap(copy_on_line(value), x._node) if has_gaps or begins_within_line(value) else x
-
-
 def _copy(x: Tensor, source: Any) -> Tensor:
     """Take the values of another tensor, broadcast, converted and moved, and return the tensor."""
     refuse_part("copy_", x)
-    values = conversion.astype(_own_memory(as_tensor("copy_", source)), x.dtype)
+    values = conversion.astype(as_tensor("copy_", source), x.dtype)
     if not traces.recording:
         values = to_device(values, x.device)
     is_plain = values._node is None and is_host(values._value)
     if not is_plain or values.shape != x.shape:
         values = apply(movement.broadcast_to, values, shape=x.shape)
-    return rebind(x, _laid_out(values), "copy_")
+    values = exchange.own_value(values)
+    if begins_within_line(values._value):  # it is put here to be read again and again
+        values = wrap(copy_on_line(values._value), values._node)
+    return rebind(x, values, "copy_")
 
 
 def _set(x: Tensor, source: Any) -> Tensor:
@@ -156,8 +145,9 @@ def _set(x: Tensor, source: Any) -> Tensor:
 
 
 def _clone(x: Tensor) -> Tensor:
-    """Another handle on the same value, with the same history."""
-    return wrap(x._value, x._node)
+    """Another handle on the same value, with the same history; foreign memory is copied."""
+    value = exchange.own_value(x)
+    return wrap(value._value, x._node)
 
 
 def _reshape(x: Tensor, *shape: Any) -> Tensor:
@@ -254,7 +244,7 @@ SPECIAL: dict[str, Any] = {
     "_repr_html_": display.page,
     "__reduce__": exchange.reduce_tensor,
     "__copy__": exchange.copy_handle,
-    "__deepcopy__": exchange.copy_handle,
+    "__deepcopy__": exchange.deep_copy,
 }
 
 PROPERTIES: dict[str, property] = {
