@@ -307,8 +307,44 @@ def test_a_mistake_is_not_placed_in_the_script_that_pip_installs(tmp_path: Path)
     script = tmp_path / "weft"
     script.write_text("import sys\nfrom weft.cli import main\nsys.exit(main())\n")
     (tmp_path / "iris.toml").write_text('task = "classifier"\n[data]\nsource = "iris"\nrow = 3\n')
-    command = [sys.executable, str(script), "train", "iris.toml"]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert result.returncode == 2
-    assert "iris.toml, line 4" in result.stderr
-    assert "sys.exit(main())" not in result.stderr
+    (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "rows.toml").write_text(TABLE)
+    for command, problem in (
+        ([script, "train", "iris.toml"], "iris.toml, line 4"),
+        ([script, "train", "rows.toml"], "there is no column 'c'"),
+        (["./weft", "train", "rows.toml"], "there is no column 'c'"),
+    ):
+        result = subprocess.run(
+            [sys.executable, *map(str, command)], capture_output=True, text=True, cwd=tmp_path,
+            check=False,
+        )  # fmt: skip
+        assert result.returncode in (1, 2)
+        assert problem in result.stderr
+        assert "sys.exit(main())" not in result.stderr
+
+
+TABLE = """
+task = "recommender"
+data = {source = "csv", path = "rows.csv", validation_path = ""}
+model = {kind = "wide_deep"}
+[features.a]
+kind = "category"
+columns = "c"
+[targets.b]
+"""
+
+
+def test_a_file_that_is_not_there_is_told_with_its_key(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.csv").write_text("c,b\nx,1\ny,0\n")
+    Path("rows.toml").write_text(TABLE)
+    _, _, said = run(capsys, "train", "rows.toml", "data.path=other.csv")
+    assert "another: data.path=FILE" in said
+    _, _, said = run(capsys, "train", "rows.toml", "data.validation_path=other.csv")
+    assert "another: data.validation_path=FILE" in said
+    join = 'data.join={path = "movies.csv", on = "c", columns = ["d"]}'
+    _, _, said = run(capsys, "train", "rows.toml", join, "features.a.columns=d")
+    assert "no such file: movies.csv" in said
+    assert "another: data.join.path=FILE" in said

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,9 @@ def is_program_file(path: str) -> bool:
 
 def train_file(flags: Namespace) -> int:
     """`weft train FILE.toml key=value ...`."""
+    overrides = _overrides(flags)
     result = _run_checked(
-        lambda: train(flags.program, _overrides(flags), resume=bool(flags.resume))
+        lambda: train(flags.program, overrides, resume=bool(flags.resume)), flags.program, overrides
     )
     for path in result.files:
         say(f"written: {path}")
@@ -74,7 +75,10 @@ def sweep_file(flags: Namespace) -> int:
         ("sweep.trials", flags.trials), ("sweep.method", flags.method),
         ("sweep.folder", flags.folder),
     ) if value is not None]  # fmt: skip
-    report = _run_checked(lambda: sweep(flags.program, [*overrides, *flags.overrides], say=say))
+    overrides += flags.overrides
+    report = _run_checked(
+        lambda: sweep(flags.program, overrides, say=say), flags.program, overrides
+    )
     say(str(report))
     say(f"page: {report.page}")
     return 0
@@ -82,13 +86,13 @@ def sweep_file(flags: Namespace) -> int:
 
 def parts_of_file(path: str, overrides: Sequence[str]) -> dict[str, Any]:
     """The parts of the program that a file of settings describes."""
-    settings = _run_checked(lambda: read_settings(path, overrides))
+    settings = _run_checked(lambda: read_settings(path, overrides), path, overrides)
     return build_program(settings, Path(path).parent).parts
 
 
 def row_inputs(path: str, overrides: Sequence[str], rows: str) -> Any:
     """The inputs of a program for the rows of a file, in batches."""
-    settings = _run_checked(lambda: read_settings(path, overrides))
+    settings = _run_checked(lambda: read_settings(path, overrides), path, overrides)
     program = build_program(settings, Path(path).parent)
     inputs = program.inputs(program.columns(Path(rows)))
     # a trainer takes the last part of a batch for the target, which is not known here
@@ -108,14 +112,26 @@ def _toml_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _run_checked(run: Any) -> Any:
+def _run_checked(run: Callable[[], Any], source: str, overrides: Sequence[str]) -> Any:
     """What a function returns; mistakes in the file are told as those of the command."""
     try:
         return run()
     except ConfigurationError as error:
         raise Mistake(error.whole_text()) from None
     except FileNotFoundError as error:
+        key = _key_of_file(Path(error.filename), source, overrides)
         raise Mistake(
             f"no such file: {error.filename}\n"
-            "paths are seen from the folder of the configuration; another: data.path=FILE"
+            f"paths are seen from the folder of the configuration; another: {key}=FILE"
         ) from None
+
+
+def _key_of_file(path: Path, source: str, overrides: Sequence[str]) -> str:
+    """The key of the settings that names a file of data."""
+    tables: list[tuple[str, Any]] = [("data", read_settings(source, overrides)["data"])]
+    for key, value in tables:  # tables inside of others are added on the way
+        if isinstance(value, Mapping):
+            tables += [(f"{key}.{name}", each) for name, each in value.items()]
+        elif isinstance(value, str) and Path(source).parent / value == path:
+            return key
+    return "data.path"

@@ -91,7 +91,8 @@ def user_frame() -> FrameType | None:
 @lru_cache(maxsize=1024)
 def is_internal(filename: str) -> bool:
     """Whether frames of this file are the framework's own and not the user's."""
-    is_command = filename == sys.argv[0] and os.path.basename(filename) == "weft"
+    is_weft = os.path.basename(filename) == "weft"
+    is_command = is_weft and os.path.abspath(filename) == os.path.abspath(sys.argv[0])
     machinery = any(part in filename for part in _MACHINERY)
     return filename.startswith(PACKAGE) or machinery or is_command  # the script that pip installs
 
