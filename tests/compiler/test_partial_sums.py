@@ -1,4 +1,4 @@
-"""Reductions over rows in chunks: alone, in chains of products, and beside other kernels."""
+"""Reductions over rows in chunks: alone, in fusions with products, and beside other kernels."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_what_lies_along_the_rows_is_summed_at_once() -> None:
     np.testing.assert_allclose(found, np.exp(x).sum(1), rtol=1e-5)
 
 
-# --- in chains -----------------------------------------------------------------------------------
+# --- in row fusions -------------------------------------------------------------------------------
 
 
 def test_a_value_that_only_a_chain_and_its_sum_read_is_never_stored() -> None:

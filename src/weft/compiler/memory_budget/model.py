@@ -1,4 +1,4 @@
-"""Retention: what a program keeps from early to late, and what becomes of memory if it keeps less.
+"""What a program keeps from early to late, and what becomes of memory if it keeps less.
 
 A model of a graph's memory, quick enough to be asked thousands of times: the values that are
 written to memory, who reads them, and the bytes that live at each node. At the *peak* the graph is
@@ -367,8 +367,8 @@ class _Again:
 def release_products(flow: Flow) -> Graph:
     """The graph in which updates that have to wait do not let their products wait with them.
 
-    A product and the update that it is for are one chain, which holds what the product reads. Where
-    the update cannot be done at once, a barrier between them keeps only the product's result.
+    A product and the update that it is for are one row fusion, which holds what the product reads.
+    Where the update cannot be done at once, a barrier between them keeps only the product's result.
     """
     late: dict[Variable, int] = {}
     others: set[Variable] = set(flow.free)  # type: ignore[arg-type]

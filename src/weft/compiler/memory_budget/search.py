@@ -24,7 +24,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from weft.compiler.fusion.costs import bytes_of
-from weft.compiler.memory_budget.candidates import Ladders
+from weft.compiler.memory_budget.candidates import DropChoices
 from weft.compiler.memory_budget.model import (
     Flow,
     Weight,
@@ -296,7 +296,7 @@ class _Round:
     def __init__(self, search: _Search, fit: Fit, before: _Plan | None) -> None:
         self.search, self.fit, self.before = search, fit, before
         self.flow = Flow(prompt(Flow(fit.graph, search.limits)), search.limits)
-        self.ladders = Ladders(self.flow)
+        self.choices = DropChoices(self.flow)
         self._tried: set[frozenset[Variable]] = set()
 
     def lower_peak(self) -> _Plan | None:
@@ -309,7 +309,7 @@ class _Round:
         budget, best = self.search.budget, self.before
         target, refined = self._target(), 0
         for _ in range(ATTEMPTS):
-            weight = self.ladders.cheapest(target) or self.ladders.smallest_choice
+            weight = self.choices.cheapest(target) or self.choices.smallest_choice
             plan = self._draft_choice(weight)
             if plan is None:
                 break
@@ -329,9 +329,9 @@ class _Round:
 
     def explore(self) -> None:
         """Draft a few choices that drop less than all, one of which may need least."""
-        least, most = self.ladders.smallest_choice.peak, self.flow.weigh(frozenset()).peak
+        least, most = self.choices.smallest_choice.peak, self.flow.weigh(frozenset()).peak
         for part in EXPLORED:
-            weight = self.ladders.cheapest(least + part * (most - least))
+            weight = self.choices.cheapest(least + part * (most - least))
             if weight is not None:
                 self._draft_choice(weight)
 

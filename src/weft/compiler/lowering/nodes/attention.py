@@ -21,8 +21,8 @@ import numpy as np
 
 from weft.compiler.lowering.builder import (
     ZERO,
-    Draft,
-    SingleKernel,
+    KernelBuilder,
+    NodeKernel,
     compute_dtype,
     kernel_of,
     widen_element,
@@ -46,31 +46,31 @@ LOWEST = {float32: -3.4028234663852886e38, float64: -1.7976931348623157e308}
 class Writer:
     """What the kernels of attention share: sizes, blocks of queries, and scores."""
 
-    def __init__(self, draft: Draft, mask: int) -> None:
-        self.draft, self.limits = draft, draft.limits
-        node = draft.node
-        self.q, self.k, self.v = draft.operands[:3]
-        self.kept = draft.params.get("kept", 1.0)
-        drawn: Sequence[Buffer | None] = draft.operands[-2:] if self.kept < 1 else (None, None)
+    def __init__(self, builder: KernelBuilder, mask: int) -> None:
+        self.builder, self.limits = builder, builder.limits
+        node = builder.node
+        self.q, self.k, self.v = builder.operands[:3]
+        self.kept = builder.params.get("kept", 1.0)
+        drawn: Sequence[Buffer | None] = builder.operands[-2:] if self.kept < 1 else (None, None)
         self.key, self.data = drawn
-        self.masks = draft.operands[mask:-2] if self.key else draft.operands[mask:]
+        self.masks = builder.operands[mask:-2] if self.key else builder.operands[mask:]
         self.mask_shapes = [atom.type.shape for atom in node.operands[mask:]]
-        self.masking: Graph | None = draft.params.get("masking")
+        self.masking: Graph | None = builder.params.get("masking")
         self.outs = tuple(
             Buffer(f"out{i}", each.type.dtype, "both") for i, each in enumerate(node.results)
         )
         # q [*batch, heads, queries, head]; k, v [*batch, shared heads, keys, head or value]
-        (*self.batch, self.heads, self.queries, self.head) = draft.shape(0)
-        self.shared, self.keys, self.value = draft.shape(2)[-3:]
+        (*self.batch, self.heads, self.queries, self.head) = builder.shape(0)
+        self.shared, self.keys, self.value = builder.shape(2)[-3:]
         self.group = 1 if self.heads == self.shared else int(self.heads) // int(self.shared)
-        self.offset = draft.params["offset"]
-        self.guarded = draft.params["guarded"] or self.keys == 0
+        self.offset = builder.params["offset"]
+        self.guarded = builder.params["guarded"] or self.keys == 0
         self.dtype = compute_dtype(self.q.dtype)
-        self.lanes = _lanes(self.queries, self.offset is not None, draft.limits)
-        self.key_block = draft.limits.attention_block_keys
+        self.lanes = _lanes(self.queries, self.offset is not None, builder.limits)
+        self.key_block = builder.limits.attention_block_keys
         """Keys of a block."""
-        is_narrow = self.lanes <= 2 * draft.limits.vector_lanes
-        self.tall = draft.limits.accumulators // (2 if is_narrow else 4)
+        is_narrow = self.lanes <= 2 * builder.limits.vector_lanes
+        self.tall = builder.limits.accumulators // (2 if is_narrow else 4)
         self.scratch: list[Scratch] = []
 
     # what a task is about
@@ -89,7 +89,7 @@ class Writer:
 
     def extent(self, dim: Dimension) -> Scalar:
         """A size as an expression."""
-        return self.draft.extent(dim)
+        return self.builder.extent(dim)
 
     def number(self, value: float) -> Scalar:
         """A number of the dtype of sums."""
@@ -257,7 +257,7 @@ class Writer:
 
     def stays(self, tile: Scalar, i: Scalar) -> list[Scalar]:
         """Whether each probability of a tile is kept: by the word that its place draws."""
-        lead = self.draft.node.operands[-1].type.ndim
+        lead = self.builder.node.operands[-1].type.ndim
         each = self.extent(size(self.batch[lead:]) * self.heads)
         number, row = (self.row // each, self.row % each) if lead else (ZERO, self.row)
         line = row * self.extent(self.queries) + self.first + i
@@ -338,20 +338,20 @@ class Writer:
         whole = scalars.maximum(ZERO, most - self.start) // self.tall
         return scalars.minimum(self.tiles, whole)
 
-    def single_kernel(self, body: tuple[Statement, ...], products_: int) -> SingleKernel:
+    def single_kernel(self, body: tuple[Statement, ...], products_: int) -> NodeKernel:
         """The kernel; its work counts a vector of products as one operation."""
-        node = self.draft.node
+        node = self.builder.node
         rows = size(self.batch) * self.heads * self.queries
         work = rows * self.keys * (self.head + self.value) * products_
         kernel = Kernel(
             node.primitive.name,
-            (*self.draft.operands, *self.outs),
-            tuple(self.draft.extents.symbols),
+            (*self.builder.operands, *self.outs),
+            tuple(self.builder.extents.symbols),
             body,
             tuple(self.scratch),
         )
         values = (*node.operands, *node.results)
-        return SingleKernel(kernel, values, node.results, work=(work + 31) // 32)
+        return NodeKernel(kernel, values, node.results, work=(work + 31) // 32)
 
 
 def _number(literal: Literal) -> Scalar:
@@ -373,13 +373,13 @@ def _lanes(queries: Dimension, is_causal: bool, limits: LoweringLimits) -> int:
 
 
 @kernel_of("attention", "computed_attention")
-def attention(draft: Draft) -> SingleKernel:
+def attention(builder: KernelBuilder) -> NodeKernel:
     """Blocks of queries are divided over threads; those with the most keys are begun first."""
-    return _Forward(draft, 3).kernel()
+    return _Forward(builder, 3).kernel()
 
 
 class _Forward(Writer):
-    def kernel(self) -> SingleKernel:
+    def kernel(self) -> NodeKernel:
         lanes = self.lanes
         self.turned_q = self.memory("turned", self.head * lanes)
         self.scores = self.memory("scores", self.key_block * lanes)
@@ -391,7 +391,7 @@ class _Forward(Writer):
         body = (
             *self.place_block(task // blocks, blocks - 1 - task % blocks),
             self.shared_head(),
-            self.copy_turned(self.q, self.turned_q, self.head, self.draft.params["scale"]),
+            self.copy_turned(self.q, self.turned_q, self.head, self.builder.params["scale"]),
             *self.begin_sums(),
             self.key_blocks(
                 [

@@ -18,8 +18,8 @@ from __future__ import annotations
 from weft.compiler.lowering.builder import (
     ONE,
     ZERO,
-    Draft,
-    SingleKernel,
+    KernelBuilder,
+    NodeKernel,
     is_short,
     kernel_of,
     widen_element,
@@ -34,9 +34,9 @@ from weft.ir.scalars import Buffer, Scalar
 
 
 @kernel_of("attention_gradient", "computed_attention_gradient")
-def attention_gradient(draft: Draft) -> SingleKernel:
+def attention_gradient(builder: KernelBuilder) -> NodeKernel:
     """The cotangents of queries, keys and values."""
-    return _Backward(draft, 6).kernel()
+    return _Backward(builder, 6).kernel()
 
 
 class _Backward(Writer):
@@ -48,9 +48,9 @@ class _Backward(Writer):
     """The first of the keys that the task adds to, and how many they are."""
     there = scalars.local("there", INDEX)
 
-    def kernel(self) -> SingleKernel:
+    def kernel(self) -> NodeKernel:
         lanes = self.lanes
-        self.lse, self.ct, self.delta = self.draft.operands[3:6]
+        self.lse, self.ct, self.delta = self.builder.operands[3:6]
         self.turned_q = self.memory("turned", self.head * lanes)
         self.turned_ct = self.memory("turned_ct", self.value * lanes)
         self.powers, self.moved = (
@@ -146,7 +146,7 @@ class _Backward(Writer):
             nothing = scalars.equal(lse, self.number(-float("inf")))
             lse = scalars.select(nothing, self.number(0), lse)
         return (
-            self.copy_turned(self.q, self.turned_q, self.head, self.draft.params["scale"]),
+            self.copy_turned(self.q, self.turned_q, self.head, self.builder.params["scale"]),
             self.copy_turned(self.ct, self.turned_ct, self.value, 1.0),
             self.for_each_query(Store(self.height, i, lse), Store(self.shift, i, delta), index=i),
         )
@@ -184,7 +184,7 @@ class _Backward(Writer):
         left = [widen_element(self.v[base + d]) for base in bases]
         right = self.turned_ct[d * self.lanes + i]
         sums, found = products("c", self.tall, self.extent(self.value), left, right, d)
-        scale = self.number(self.draft.params["scale"])
+        scale = self.number(self.builder.params["scale"])
         stays = [] if self.key is None else self.stays(t, i)
         factor, nothing = self.number(1 / self.kept if self.kept else 0), self.number(0)
         stores = []

@@ -3,7 +3,7 @@
 A product is a stack of [rows, terms] times [terms, columns]. The left operand is read where it is,
 through strides, but for one whose rows lie side by side: of that a block is copied first, in panels
 as high as a tile. The right operand is read where it is, or from panels as wide as a tile; it is
-packed term by term where terms are its rows, so that this can be part of a chain that makes them,
+packed term by term where terms are its rows, so that this can be part of a fusion that makes them,
 else by panels. Each sum runs through its terms in ascending order, `depth` of them at a time:
 whatever part of a result a call makes, its elements have the same bits.
 
