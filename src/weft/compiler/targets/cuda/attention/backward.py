@@ -76,14 +76,7 @@ def backward_kernel(spec: AttentionSpec) -> AttentionKernel:
     """The kernel of the gradients `dk`, `dv` and of the buffer `dq`."""
     writer = _Writer(spec)
     writer.write()
-    return AttentionKernel(
-        spec=spec,
-        name=writer.kernel.name,
-        text=writer.kernel.text(),
-        threads=writer.kernel.threads,
-        shared_bytes=writer.memory.size,
-        parameters=writer.kernel.parameters,
-    )
+    return AttentionKernel.from_text(spec, writer.kernel, writer.memory.size)
 
 
 def backward_launch(

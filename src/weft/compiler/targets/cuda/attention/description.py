@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import field
+from typing import Self
 
-from weft.compiler.targets.cuda.ptx_writer import Parameter, Pointer, TensorMap, Word
+from weft.compiler.targets.cuda.ptx_writer import Kernel, Parameter, Pointer, TensorMap, Word
 from weft.core.errors import UnsupportedError
 from weft.core.records import frozen
 
@@ -143,6 +144,18 @@ class AttentionKernel:
     threads: int
     shared_bytes: int
     parameters: tuple[Parameter, ...] = field(repr=False)
+
+    @classmethod
+    def from_text(cls, spec: AttentionSpec, kernel: Kernel, shared_bytes: int = 0) -> Self:
+        """The kernel whose text is written."""
+        return cls(
+            spec=spec,
+            name=kernel.name,
+            text=kernel.text(),
+            threads=kernel.threads,
+            shared_bytes=shared_bytes,
+            parameters=kernel.parameters,
+        )
 
 
 _MASK_STRIDES = ("mask_batch_stride", "mask_head_stride", "mask_row_stride")

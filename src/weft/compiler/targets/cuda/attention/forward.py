@@ -86,14 +86,7 @@ def forward_kernel(spec: AttentionSpec, plan: ForwardPlan) -> AttentionKernel:
     """The kernel of attention: results `out`, and `sums`, the logs of the sums of exponentials."""
     writer = _Writer(spec, plan)
     writer.write()
-    return AttentionKernel(
-        spec=spec,
-        name=writer.kernel.name,
-        text=writer.kernel.text(),
-        threads=writer.kernel.threads,
-        shared_bytes=writer.memory.size,
-        parameters=writer.kernel.parameters,
-    )
+    return AttentionKernel.from_text(spec, writer.kernel, writer.memory.size)
 
 
 def forward_launch(

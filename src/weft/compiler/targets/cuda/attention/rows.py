@@ -79,17 +79,6 @@ def _row_address(kernel: Kernel, name: str, batch: Value, head: Value, row: Valu
     return kernel.parameter(name) + index * 2
 
 
-def _finish_kernel(spec: AttentionSpec, kernel: Kernel) -> AttentionKernel:
-    return AttentionKernel(
-        spec=spec,
-        name=kernel.name,
-        text=kernel.text(),
-        threads=kernel.threads,
-        shared_bytes=0,
-        parameters=kernel.parameters,
-    )
-
-
 def before_launch(spec: AttentionSpec, sizes: AttentionSizes) -> AttentionLaunch:
     """The launch of the kernel before the pass."""
     lanes = row_numbers(spec, sizes) * spec.head // _VECTOR
@@ -130,7 +119,7 @@ def before_kernel(spec: AttentionSpec) -> AttentionKernel:
         total = total + kernel.let("f32", "shfl.sync.bfly.b32", total, distance, 31, -1)
         distance *= 2
     _store_rows(kernel, (line, row, number), inside, lane.equals(0), total)
-    return _finish_kernel(spec, kernel)
+    return AttentionKernel.from_text(spec, kernel)
 
 
 def _store_rows(
@@ -180,7 +169,7 @@ def pad_kernel(spec: AttentionSpec) -> AttentionKernel:
     for name, value in (("logs", exponent), ("products", product)):
         place = kernel.address(kernel.parameter(name), number, 4)
         kernel.do("st.global.f32", at(place), value, when=exists)
-    return _finish_kernel(spec, kernel)
+    return AttentionKernel.from_text(spec, kernel)
 
 
 def after_launch(spec: AttentionSpec, sizes: AttentionSizes) -> AttentionLaunch:
@@ -226,4 +215,4 @@ def after_kernel(spec: AttentionSpec) -> AttentionKernel:
         kernel.do("st.global.v4.b32", at(place), braces(pairs), when=inside)
     counter = kernel.address(kernel.parameter("counters"), half, 4)
     kernel.do("st.global.u32", at(counter), 0, when=thread.equals(0))
-    return _finish_kernel(spec, kernel)
+    return AttentionKernel.from_text(spec, kernel)
