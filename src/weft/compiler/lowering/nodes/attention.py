@@ -14,7 +14,7 @@ every sum depends on sizes only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ceil
 
 import numpy as np
@@ -29,7 +29,7 @@ from weft.compiler.lowering.builder import (
 )
 from weft.compiler.lowering.nodes.convolutions import products, rows_at_a_time, zero_buffer
 from weft.compiler.targets.limits import LoweringLimits
-from weft.core.dtypes import INDEX, DType, bool_, float32, float64, uint64
+from weft.core.dtypes import INDEX, bool_, float32, float64, uint64
 from weft.core.shapes import Dimension, Shape, size
 from weft.ir import scalars
 from weft.ir.affine_index import strides
@@ -72,6 +72,8 @@ class Writer:
         is_narrow = self.lanes <= 2 * builder.limits.vector_lanes
         self.tall = builder.limits.accumulators // (2 if is_narrow else 4)
         self.scratch: list[Scratch] = []
+        self.turned_q = self.memory("turned", self.head * self.lanes)
+        """The queries of the block, [head, lanes], so that queries lie side by side."""
 
     # what a task is about
     row = scalars.local("row", INDEX)
@@ -95,9 +97,9 @@ class Writer:
         """A number of the dtype of sums."""
         return scalars.const(value, self.dtype)
 
-    def memory(self, name: str, count: Dimension, dtype: DType | None = None) -> Buffer:
+    def memory(self, name: str, count: Dimension) -> Buffer:
         """Scratch memory of so many elements."""
-        buffer = Buffer(name, dtype or self.dtype, "scratch")
+        buffer = Buffer(name, self.dtype, "scratch")
         self.scratch.append(Scratch(buffer, self.extent(count)))
         return buffer
 
@@ -338,6 +340,36 @@ class Writer:
         whole = scalars.maximum(ZERO, most - self.start) // self.tall
         return scalars.minimum(self.tiles, whole)
 
+    def for_each_tile(
+        self, keep: Callable[[Sequence[Scalar], Scalar, Scalar], Sequence[Statement]]
+    ) -> tuple[Statement, ...]:
+        """Statements on the scores of each tile: first of keys that all queries see, then others.
+
+        `keep` writes what becomes of a tile's scores, one for each of its keys, for query i.
+        """
+        whole = scalars.local("whole", INDEX)
+
+        def tiles(begin: Scalar, count: Scalar, masked: bool) -> Statement:
+            i, d, t = scalars.index("i"), scalars.index("d"), scalars.index("t")
+            tile = scalars.local("tile", INDEX)
+            lets, bases = self.key_rows("k", tile, self.head)
+            left = [widen_element(self.k[base + d]) for base in bases]
+            right = self.turned_q[d * self.lanes + i]
+            sums, found = products("s", self.tall, self.extent(self.head), left, right, d)
+            kept = keep(self.score_tile(found, tile, i, masked), tile, i)
+            inner = self.for_each_query(sums, *kept, index=i)
+            return For(t, count, (Let(tile, begin + t), *lets, inner))
+
+        return (
+            Let(whole, self.seen_by_all()),
+            tiles(ZERO, whole, masked=False),
+            tiles(whole, self.tiles - whole, masked=True),
+        )
+
+    def place_in_block(self, tile: Scalar, number: int, i: Scalar) -> Scalar:
+        """Where what belongs to a key of a tile and to query i is kept."""
+        return (tile * self.tall + number) * self.lanes + i
+
     def single_kernel(self, body: tuple[Statement, ...], products_: int) -> NodeKernel:
         """The kernel; its work counts a vector of products as one operation."""
         node = self.builder.node
@@ -381,7 +413,6 @@ def attention(builder: KernelBuilder) -> NodeKernel:
 class _Forward(Writer):
     def kernel(self) -> NodeKernel:
         lanes = self.lanes
-        self.turned_q = self.memory("turned", self.head * lanes)
         self.scores = self.memory("scores", self.key_block * lanes)
         self.total = self.columns("total", self.value)
         names = ("before", "top", "sum", "factor")
@@ -422,33 +453,20 @@ class _Forward(Writer):
         )
 
     def scored_tiles(self) -> tuple[Statement, ...]:
-        """Scores of the block, and the largest so far: first of keys that all see, then others."""
-        whole = scalars.local("whole", INDEX)
-        return (
-            Let(whole, self.seen_by_all()),
-            self._scored_tiles(ZERO, whole, masked=False),
-            self._scored_tiles(whole, self.tiles - whole, masked=True),
-        )
+        """Scores of the block, and the largest so far."""
+        return self.for_each_tile(self._keep_scores)
 
-    def _scored_tiles(self, begin: Scalar, count: Scalar, masked: bool) -> Statement:
-        i, d, t = scalars.index("i"), scalars.index("d"), scalars.index("t")
-        tile = scalars.local("tile", INDEX)
-        lets, bases = self.key_rows("k", tile, self.head)
-        left = [widen_element(self.k[base + d]) for base in bases]
-        right = self.turned_q[d * self.lanes + i]
-        sums, found = products("s", self.tall, self.extent(self.head), left, right, d)
+    def _keep_scores(self, values: Sequence[Scalar], tile: Scalar, i: Scalar) -> list[Statement]:
         scores = [scalars.local(f"score{number}", self.dtype) for number in range(self.tall)]
-        values = self.score_tile(found, tile, i, masked)
         top = self.top[i]
         for score in scores:
             top = scalars.maximum(top, score)
+        held = [Let(score, value) for score, value in zip(scores, values, strict=True)]
         stores = [
-            Store(self.scores, (tile * self.tall + number) * self.lanes + i, score)
+            Store(self.scores, self.place_in_block(tile, number, i), score)
             for number, score in enumerate(scores)
         ]
-        held = [Let(score, value) for score, value in zip(scores, values, strict=True)]
-        inner = self.for_each_query(sums, *held, *stores, Store(self.top, i, top), index=i)
-        return For(t, count, (Let(tile, begin + t), *lets, inner))
+        return [*held, *stores, Store(self.top, i, top)]
 
     def rescale_sums(self) -> tuple[Statement, ...]:
         """How much what was added before counts, now that there is a larger score."""

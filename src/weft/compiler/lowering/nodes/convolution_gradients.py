@@ -134,7 +134,7 @@ class _Backward(Writer):
 
     def add_tap(self, tap: Sequence[Scalar]) -> tuple[Statement, ...]:
         sizes = self.sizes
-        u, inner = scalars.index("u"), self.place_loops("j")
+        u, inner = scalars.index("u"), self.place_loops()
         loops = [*self.loops(), *inner]
         row = self.row_block * self.extent(self.rows) + loops[1][0]
         place, inside = self.tap_places([row, *[i for i, _ in inner]], tap)
@@ -225,7 +225,7 @@ class _Weights(Writer):
     def place_windows(self) -> tuple[Statement, ...]:
         """Where the window of each place begins."""
         sizes = self.sizes
-        n, r, inner = scalars.index("n"), scalars.index("r"), self.place_loops("j")
+        n, r, inner = scalars.index("n"), scalars.index("r"), self.place_loops()
         loops = [(n, self.extent(self.images)), (r, self.extent(self.rows)), *inner]
         index = [i for i, _ in loops]
         column = self.builder.offset(index, contiguous((self.images, self.rows, *sizes.counts[1:])))

@@ -152,10 +152,10 @@ class Writer:
             return self.extent(many)
         return scalars.minimum(self.extent(many), self.extent(whole) - block * self.extent(many))
 
-    def place_loops(self, prefix: str) -> list[Loop]:
+    def place_loops(self) -> list[Loop]:
         """Loops over the axes of output places but the first."""
         dims = self.sizes.counts[1:]
-        return [(scalars.index(f"{prefix}{a}"), self.extent(d)) for a, d in enumerate(dims)]
+        return [(scalars.index(f"j{a}"), self.extent(d)) for a, d in enumerate(dims)]
 
     def taps(self, prefix: str) -> list[Loop]:
         """Loops over the kernel's window."""
@@ -271,7 +271,7 @@ class _Forward(Writer):
     def pack_patches(self) -> tuple[Statement, ...]:
         """Copy the patches of some channels."""
         sizes = self.sizes
-        c, taps, inner = scalars.index("c"), self.taps("k"), self.place_loops("j")
+        c, taps, inner = scalars.index("c"), self.taps("k"), self.place_loops()
         loops, image, row = self.block_loops()
         tap = [i for i, _ in taps]
         place, inside = self.tap_places([row, *[i for i, _ in inner]], tap)

@@ -302,10 +302,6 @@ class Kernel:
         self.jump(start)
         self.place(end)
 
-    def comment(self, text: str) -> None:
-        """A remark in the text, for who reads it."""
-        self._lines.append(f"// {text}")
-
     # What kernels start from.
 
     def parameter(self, name: str) -> Value:

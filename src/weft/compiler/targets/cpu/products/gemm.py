@@ -42,7 +42,6 @@ _TABLE = Struct(
     "i64 rows, i64 columns, i64 terms, i64 row_step, i64 term_step, i64 a_item, i64 b_item,"
     "i64 b_step, i64 b_panel, i64 depth, i64 block, i64 copied"
 )
-TABLE = _TABLE.names
 """What `rows` and `columns` are given beside their buffers.
 
 row_step, term_step, a_item: how far apart neighbours, and products, are in the left operand;

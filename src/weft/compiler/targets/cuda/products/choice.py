@@ -46,7 +46,6 @@ __all__ = [
     "estimated_cycles",
     "kernel_of",
     "launch",
-    "product_kernel",
     "with_most_stages",
 ]
 
@@ -83,11 +82,6 @@ class Launch:
     words: dict[str, int]
     workspace_bytes: int = 0
     counters: int = 0
-
-
-def product_kernel(spec: ProductSpec, sizes: Sizes, multiprocessors: int = 132) -> ProductKernel:
-    """The kernel for a product of about these sizes; it is right for all others."""
-    return kernel_of(spec, best_plan(spec, sizes, multiprocessors))
 
 
 def kernel_of(spec: ProductSpec, plan: Plan) -> ProductKernel:
