@@ -27,14 +27,9 @@ from weft.tools.subject import Place
 from weft.train.batches import as_loader, batches_of, split
 
 __all__ = [
-    "check",
-    "example_inputs",
-    "parsed_type",
-    "show",
-    "step_and_arguments",
-    "trained_or_network",
+    "check", "example_inputs", "parsed_type", "show", "step_and_arguments", "trained_or_network",
     "types_for_any_batch",
-]
+]  # fmt: skip
 
 RUNS = 5
 """How often a program is run to time its kernels."""

@@ -40,13 +40,9 @@ from weft.ir.graph import Graph, GraphNode, Literal
 from weft.ir.walking import Tally
 
 __all__ = [
-    "CrossEntropyKernel",
-    "CrossEntropySpec",
-    "cross_entropy_kernel",
-    "cross_entropy_launch",
-    "fuse_cross_entropy",
-    "is_cross_entropy",
-]
+    "CrossEntropyKernel", "CrossEntropySpec", "cross_entropy_kernel", "cross_entropy_launch",
+    "fuse_cross_entropy", "is_cross_entropy",
+]  # fmt: skip
 
 _THREADS = 512  # that compute
 _WARPS = _THREADS // 32

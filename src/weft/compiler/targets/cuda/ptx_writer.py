@@ -25,19 +25,9 @@ from contextlib import contextmanager
 from weft.core.records import frozen
 
 __all__ = [
-    "Kernel",
-    "Loop",
-    "Operand",
-    "Parameter",
-    "Pointer",
-    "TensorMap",
-    "Value",
-    "WindowMap",
-    "Word",
-    "at",
-    "braces",
-    "float_literal",
-]
+    "Kernel", "Loop", "Operand", "Parameter", "Pointer", "TensorMap", "Value", "WindowMap", "Word",
+    "at", "braces", "float_literal",
+]  # fmt: skip
 
 # Bits of a register for each kind of value, as the instructions that take any kind spell them.
 _BITS = {"u32": "b32", "s32": "b32", "f32": "f32", "b32": "b32", "u64": "b64", "b16": "b16"}

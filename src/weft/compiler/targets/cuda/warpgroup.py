@@ -18,22 +18,10 @@ from weft.compiler.targets.cuda.ptx_writer import Kernel, Operand, Value, at, br
 from weft.core.records import frozen
 
 __all__ = [
-    "ATOM_BYTES",
-    "ROW_BYTES",
-    "Ring",
-    "Thread",
-    "bulk_load",
-    "bulk_store",
-    "bulk_window_load",
-    "descriptor",
-    "initialize_barrier",
-    "packed_pair",
-    "spin_until",
-    "store_pairs",
-    "unpacked_pair",
-    "warpgroup_barrier",
-    "warpgroup_product",
-]
+    "ATOM_BYTES", "ROW_BYTES", "Ring", "Thread", "bulk_load", "bulk_store", "bulk_window_load",
+    "descriptor", "initialize_barrier", "packed_pair", "spin_until", "store_pairs", "unpacked_pair",
+    "warpgroup_barrier", "warpgroup_product",
+]  # fmt: skip
 
 ROW_BYTES = 128
 ATOM_BYTES = 8 * ROW_BYTES

@@ -177,7 +177,7 @@ def _spread_function(tile: Tile) -> IRBuilder:
 def _result_function(tile: Tile) -> IRBuilder:
     """A function that turns sums [COUNT, most, panel] into results, without those outside y."""
     element = Type(tile.dtype).text
-    given = (
+    given = [
         "many",
         "strips",
         "across",
@@ -188,7 +188,7 @@ def _result_function(tile: Tile) -> IRBuilder:
         "image",
         "wide",
         "most",
-    )
+    ]
     out = IRBuilder("winograd_made", ("ptr %m", "ptr %y", *(f"i64 %{each}" for each in given)))
     v = _vectors(out, tile)
     plane = out.mul("%most", tile.columns)

@@ -17,14 +17,9 @@ from weft.core.errors import UnsupportedError
 from weft.core.records import frozen
 
 __all__ = [
-    "AttentionKernel",
-    "AttentionLaunch",
-    "AttentionSizes",
-    "AttentionSpec",
-    "extra_parameters",
-    "head_map",
-    "padded_head",
-]
+    "AttentionKernel", "AttentionLaunch", "AttentionSizes", "AttentionSpec", "extra_parameters",
+    "head_map", "padded_head",
+]  # fmt: skip
 
 HEAD_CHUNK = 64  # numbers of a head in one row of 128 bytes
 HEADS = (64, 128, 256)

@@ -29,16 +29,9 @@ from weft.compiler.targets.cuda.ptx_writer import (
 from weft.compiler.targets.cuda.warpgroup import packed_pair, unpacked_pair
 
 __all__ = [
-    "after_kernel",
-    "after_launch",
-    "before_kernel",
-    "before_launch",
-    "buffer_numbers",
-    "counter_numbers",
-    "pad_kernel",
-    "pad_launch",
-    "row_numbers",
-]
+    "after_kernel", "after_launch", "before_kernel", "before_launch", "buffer_numbers",
+    "counter_numbers", "pad_kernel", "pad_launch", "row_numbers",
+]  # fmt: skip
 
 _THREADS = 256
 _VECTOR = 8  # numbers of 16 bits that a thread reads at once

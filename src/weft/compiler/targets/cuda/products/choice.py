@@ -41,13 +41,8 @@ from weft.core.errors import UnsupportedError
 from weft.core.records import frozen
 
 __all__ = [
-    "Launch",
-    "best_plan",
-    "estimated_cycles",
-    "kernel_of",
-    "launch",
-    "with_most_stages",
-]
+    "Launch", "best_plan", "estimated_cycles", "kernel_of", "launch", "with_most_stages",
+]  # fmt: skip
 
 _SHARED_BYTES = 227 * 1024  # of a block on Hopper
 _TILES = ((128, 256), (192, 192), (128, 192), (128, 128), (128, 64), (64, 256), (64, 128), (64, 64))
