@@ -16,7 +16,7 @@ from weft.compiler.function import program_cache
 from weft.compiler.function.recording import outside_source
 from weft.compiler.memory_budget import search
 from weft.compiler.memory_budget.candidates import DropChoices
-from weft.compiler.memory_budget.model import Flow, prompt, recomputing
+from weft.compiler.memory_budget.model import Flow, with_early_updates, with_recomputation
 from weft.compiler.memory_budget.search import parse_bytes
 from weft.compiler.pipeline import optimize
 from weft.compiler.targets.cpu import target as cpu_target
@@ -310,7 +310,7 @@ def test_the_choice_is_found_again_on_disk(tmp_path: Any, monkeypatch: Any) -> N
 def test_the_rewritten_graph_computes_the_same_by_reference() -> None:
     ws, x = weights(6), batch()
     flow = Flow(optimize(wf.jit(step).graph(ws, x), CPU), CPU.limits)
-    made = recomputing(flow, frozenset(flow.candidates))
+    made = with_recomputation(flow, frozenset(flow.candidates))
     assert len(made.nodes) > len(flow.graph.nodes)
     inputs = [*ws, x]
     assert [v.type for v in made.inputs] == [each.type for each in inputs]
@@ -321,12 +321,12 @@ def test_updates_stand_where_they_are_done_and_compute_the_same() -> None:
     ws, x = weights(6), batch()
     graph = optimize(wf.jit(step).graph(ws, x), CPU)
     flow = Flow(graph, CPU.limits)
-    early = prompt(flow)
+    early = with_early_updates(flow)
     assert sorted(map(id, early.nodes)) == sorted(map(id, graph.nodes))
     assert early.nodes != graph.nodes
     same(wf.ir.interpret(early, *ws, x), wf.ir.interpret(graph, *ws, x))
     assert Flow(early, CPU.limits).weigh(frozenset()).peak <= flow.weigh(frozenset()).peak
-    again = prompt(Flow(early, CPU.limits))
+    again = with_early_updates(Flow(early, CPU.limits))
     assert again is early or again.nodes == early.nodes
 
 
@@ -524,10 +524,10 @@ def test_what_takes_least_time_for_its_bytes_is_dropped_first() -> None:
 def test_what_is_read_right_behind_the_peak_is_not_dropped() -> None:
     ws, x = weights(20), batch()
     whole = Flow(optimize(wf.jit(step).graph(ws, x), CPU), CPU.limits)
-    flow = Flow(prompt(whole), CPU.limits)
+    flow = Flow(with_early_updates(whole), CPU.limits)
     choices = DropChoices(flow)
     target = 0.5 * flow.weigh(frozenset()).peak
-    chosen = choices.cheapest(target)
+    chosen = choices.cheapest_choice(target)
     assert chosen is not None
     assert chosen.peak <= target
     whole = [

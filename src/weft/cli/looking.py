@@ -19,7 +19,7 @@ from typing import Any
 
 import weft as wf
 from weft.cli.commands import load_trained_weights
-from weft.cli.configuration import configured
+from weft.cli.configuration import read_configuration
 from weft.cli.loading import check_settings, find, load
 from weft.cli.mistakes import Mistake, unknown_key
 from weft.cli.printing import say
@@ -109,7 +109,7 @@ def _network(program: str, flags: Namespace) -> dict[str, Any]:
         if not Path(program).is_file():
             raise Mistake(f"no such file: {program}")
         return {"model": wf.onnx.load(program)}
-    settings = configured(Namespace(program=program, set=flags.set)).set
+    settings = read_configuration(Namespace(program=program, set=flags.set)).set
     loaded = find(program)
     if isinstance(loaded, wf.nn.Module) or (_takes_tensors(loaded) and flags.input):
         if settings:

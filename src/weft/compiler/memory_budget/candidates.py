@@ -13,7 +13,8 @@ least time to compute again for the bytes that they free, whatever made them.
 ...     return x.sum()
 >>> flow = Flow(wf.ir.trace(wf.grad(f), *[wf.spec("float32", (64, 64))] * 2), Limits())
 >>> choices = DropChoices(flow)
->>> flow.weigh(frozenset()).peak, choices.cheapest(200_000).peak, choices.smallest_choice.peak
+>>> chosen, smallest = choices.cheapest_choice(200_000), choices.smallest_choice
+>>> flow.weigh(frozenset()).peak, chosen.peak, smallest.peak
 (212992, 196608, 147456)
 """
 
@@ -62,7 +63,7 @@ class DropChoices:
             self._made[number] = DropOrder(self.flow, self._bounds[number])
         return self._made[number]
 
-    def cheapest(self, target: float) -> Weight | None:
+    def cheapest_choice(self, target: float) -> Weight | None:
         """Of the choices that fit, the one that costs least."""
 
         def rank(number: int) -> tuple[float, ...]:

@@ -192,7 +192,7 @@ def _apply(rule: Rule, call: Call, inputs: Sequence[Value]) -> Sequence[Value]:
         return sizes
     element = None
 
-    def stored(value: Value) -> Value:
+    def tensor_of(value: Value) -> Value:
         """A value as the rule takes it: for one that moves elements, the bytes of narrow ones."""
         nonlocal element
         if isinstance(value, Narrow) and not rule.narrow:
@@ -203,12 +203,12 @@ def _apply(rule: Rule, call: Call, inputs: Sequence[Value]) -> Sequence[Value]:
 
     prepared: list[Value] = []
     for place, given in enumerate(inputs):
-        value = stored(given)
+        value = tensor_of(given)
         if value is not None and not isinstance(value, list):
             if rule.needs_known(place) and not isinstance(value, Narrow):
                 value = call.known_array(value, f"input {place}")
             else:
-                value = stored(as_tensor(value))
+                value = tensor_of(as_tensor(value))
         prepared.append(value)
     results = rule.function(call, *prepared)
     results = results if isinstance(results, tuple) else (results,)

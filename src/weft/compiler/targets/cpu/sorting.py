@@ -254,7 +254,7 @@ def _sort_launch(node: GraphNode) -> Launch:
 
     def sorting_numbers(sizes: Sizes) -> list[int]:
         found = [int(substitute(dim, dict(sizes))) for dim in (count, first, stride, rows)]
-        if found[0] >= MOST and keys.below == 32:
+        if found[0] >= MOST and keys.place_bits == 32:
             raise _too_long(node, found[0])
         grain = max(1, -(-found[3] // parts), CHUNK // max(1, found[0]))
         return [*found[:3], grain, found[3] if found[0] and found[1] else 0]

@@ -186,10 +186,10 @@ class _Writer:
 
     def write(self) -> None:
         kernel = self.kernel
-        self.thread = kernel.special("tid.x")
+        self.thread = kernel.special_register("tid.x")
         self.shared = kernel.shared_memory()
         self.rows = kernel.parameter("rows")
-        self.blocks = kernel.special("nctaid.x")
+        self.blocks = kernel.special_register("nctaid.x")
         with kernel.when(self.thread.equals(0)):
             for buffer in range(self.spec.buffers):
                 initialize_barrier(kernel, self.shared, 1, self.barriers + 16 * buffer)
@@ -208,7 +208,7 @@ class _Writer:
     def _for_each_row(self, write: Callable[[Value, Value, Value], None]) -> None:
         """Rows of a block in turn, with the address of their buffer's barriers and the parity."""
         kernel = self.kernel
-        row = kernel.variable("u32", kernel.special("ctaid.x"), "row")
+        row = kernel.variable("u32", kernel.special_register("ctaid.x"), "row")
         buffer = kernel.variable("u32", 0, "buffer")
         parity = kernel.variable("u32", 0, "parity")
         with kernel.loop("row") as loop:
@@ -225,7 +225,7 @@ class _Writer:
     def _move_rows(self) -> None:
         """Fill all buffers, then for each row: store its gradient, and load into its place."""
         kernel = self.kernel
-        first = kernel.special("ctaid.x")
+        first = kernel.special_register("ctaid.x")
         for buffer in range(self.spec.buffers):
             row = first + self.blocks * buffer
             place = self.shared + buffer * self.spec.row_bytes

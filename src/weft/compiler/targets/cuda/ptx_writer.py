@@ -7,7 +7,7 @@ loops are `with` statements.
 
 >>> kernel = Kernel("double", [Pointer("data"), Word("count")], threads=128)
 >>> data, count = kernel.parameter("data"), kernel.parameter("count")
->>> index = kernel.special("ctaid.x") * 128 + kernel.special("tid.x")
+>>> index = kernel.special_register("ctaid.x") * 128 + kernel.special_register("tid.x")
 >>> with kernel.when(index < count):
 ...     place = kernel.address(data, index, 4)
 ...     number = kernel.let("f32", "ld.global.f32", at(place))
@@ -305,7 +305,7 @@ class Kernel:
         place = self.let("u64", "mov.b64", name, name=name)
         return self.let("u64", "cvta.param.u64", place, name=name)
 
-    def special(self, name: str) -> Value:
+    def special_register(self, name: str) -> Value:
         """A register of the machine, such as `tid.x`."""
         return self.let("u32", "mov.u32", f"%{name}", name=name.replace(".", "_"))
 

@@ -217,7 +217,7 @@ class _Writer:
             is_nan = out.put(f"icmp eq {keys.kind} {key}, 0", "i1")
             key = out.put(f"select i1 {is_nan}, {keys.kind} -1, {keys.kind} {key}")
         wide = out.put(f"zext {keys.kind} {key} to {keys.word}")
-        high = out.put(f"shl {keys.word} {wide}, {keys.below}", keys.word)
+        high = out.put(f"shl {keys.word} {wide}, {keys.place_bits}", keys.word)
         low = step if keys.word == "i64" else out.put(f"zext i64 {step} to {keys.word}")
         return out.put(f"or {keys.word} {high}, {low}", keys.word)
 

@@ -138,7 +138,7 @@ class _Writer:
 
     def write(self) -> None:
         kernel, memory = self.kernel, self.memory
-        self.thread = kernel.special("tid.x")
+        self.thread = kernel.special_register("tid.x")
         self.heads, self.batch = kernel.parameter("heads"), kernel.parameter("batch")
         self.group, self.key_heads = kernel.parameter("group"), kernel.parameter("key_heads")
         self.queries, self.keys = kernel.parameter("queries"), kernel.parameter("keys")
@@ -185,8 +185,8 @@ class _Writer:
         """Units of a head follow each other: pairs of blocks under a causal mask, else one."""
         kernel = self.kernel
         units = (self.blocks + 1) >> 1 if self.spec.causal else self.blocks
-        unit = kernel.variable("u32", kernel.special("ctaid.x"), "unit")
-        step = kernel.special("nctaid.x")
+        unit = kernel.variable("u32", kernel.special_register("ctaid.x"), "unit")
+        step = kernel.special_register("nctaid.x")
         with kernel.loop("unit") as loop:
             loop.stop_if(unit >= units * self.key_heads * self.batch)
             place, head = unit % units, unit // units

@@ -145,7 +145,7 @@ class _Writer:
 
     def write(self) -> None:
         kernel, plan, memory = self.kernel, self.plan, self.memory
-        self.thread = kernel.special("tid.x")
+        self.thread = kernel.special_register("tid.x")
         self.heads, self.batch = kernel.parameter("heads"), kernel.parameter("batch")
         self.queries, self.keys = kernel.parameter("queries"), kernel.parameter("keys")
         self.offset = kernel.parameter("offset")
@@ -178,8 +178,8 @@ class _Writer:
         kernel, rows = self.kernel, self.plan.consumers * _QUERIES
         tiles_each = (self.queries + (rows - 1)) // rows
         all_heads = self.heads * self.batch
-        number = kernel.variable("u32", kernel.special("ctaid.x"), "tile")
-        blocks = kernel.special("nctaid.x")
+        number = kernel.variable("u32", kernel.special_register("ctaid.x"), "tile")
+        blocks = kernel.special_register("nctaid.x")
         with kernel.loop("tile") as loop:
             loop.stop_if(number >= tiles_each * all_heads)
             row = (tiles_each - number // all_heads - 1) * rows

@@ -91,7 +91,7 @@ def before_kernel(spec: AttentionSpec) -> AttentionKernel:
     ]
     kernel = Kernel("attention_rows", parameters, _THREADS)
     lanes, tile = spec.head // _VECTOR, tile_queries(spec)
-    index = kernel.special("ctaid.x") * _THREADS + kernel.special("tid.x")
+    index = kernel.special_register("ctaid.x") * _THREADS + kernel.special_register("tid.x")
     heads, queries = kernel.parameter("heads"), kernel.parameter("queries")
     padded = (queries + (tile - 1)) // tile * tile
     number, lane = index // lanes, index % lanes
@@ -146,7 +146,7 @@ def pad_kernel(spec: AttentionSpec) -> AttentionKernel:
                   *map(Word, ("batch", "heads", "queries"))]  # fmt: skip
     kernel = Kernel("attention_padding", parameters, _THREADS)
     tile = tile_queries(spec)
-    number = kernel.special("ctaid.x") * _THREADS + kernel.special("tid.x")
+    number = kernel.special_register("ctaid.x") * _THREADS + kernel.special_register("tid.x")
     queries = kernel.parameter("queries")
     padded = (queries + (tile - 1)) // tile * tile
     line, row = number // padded, number % padded
@@ -176,7 +176,7 @@ def after_kernel(spec: AttentionSpec) -> AttentionKernel:
     parameters = [*_array("dq"), Pointer("buffer"), Pointer("counters"), *map(Word, words)]
     kernel = Kernel("attention_queries", parameters, 128)
     tile = tile_queries(spec)
-    half, thread = kernel.special("ctaid.x"), kernel.special("tid.x")
+    half, thread = kernel.special_register("ctaid.x"), kernel.special_register("tid.x")
     heads, queries = kernel.parameter("heads"), kernel.parameter("queries")
     tiles = (queries + (tile - 1)) // tile
     side, number = half & 1, half >> 1

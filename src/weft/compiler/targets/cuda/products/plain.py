@@ -194,7 +194,8 @@ class _Writer:
 
     def write(self) -> None:
         kernel, plan, spec = self.kernel, self.plan, self.spec
-        self.thread, self.block = kernel.special("tid.x"), kernel.special("ctaid.x")
+        self.thread = kernel.special_register("tid.x")
+        self.block = kernel.special_register("ctaid.x")
         self.m, self.n, self.k = (kernel.parameter(name) for name in ("m", "n", "k"))
         self.first_depth, self.last_depth = kernel.variable("u32", 0), self.k
         tile = self.block

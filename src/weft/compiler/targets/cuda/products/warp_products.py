@@ -185,7 +185,7 @@ class _Writer:
 
     def write(self) -> None:
         kernel, plan, spec = self.kernel, self.plan, self.spec
-        thread, block = kernel.special("tid.x"), kernel.special("ctaid.x")
+        thread, block = kernel.special_register("tid.x"), kernel.special_register("ctaid.x")
         self.m, self.n, self.k = (kernel.parameter(name) for name in ("m", "n", "k"))
         tile = Tile.at_number(block, (self.m, self.n), spec, plan)
         shared = kernel.shared_memory()
