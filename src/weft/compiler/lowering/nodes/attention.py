@@ -411,7 +411,10 @@ def attention(builder: KernelBuilder) -> NodeKernel:
 
 
 class _Forward(Writer):
+    """The results, and the logarithms of the sums of exponentials."""
+
     def kernel(self) -> NodeKernel:
+        """A task for each head and block of queries: blocks of keys in turn, each in four steps."""
         lanes = self.lanes
         self.scores = self.memory("scores", self.key_block * lanes)
         self.total = self.columns("total", self.value)
@@ -439,6 +442,7 @@ class _Forward(Writer):
         return self.single_kernel((For(task, tasks, body, "parallel"),), 1)
 
     def begin_sums(self) -> tuple[Statement, ...]:
+        """Nothing seen so far: the lowest height, and sums of zero."""
         i = scalars.index("i")
         # not -inf, whose difference to itself is no number
         lowest = self.number(LOWEST[self.dtype])

@@ -51,6 +51,7 @@ class _Backward(Writer):
     there = scalars.local("there", INDEX)
 
     def kernel(self) -> NodeKernel:
+        """The kernel of all three gradients."""
         lanes = self.lanes
         self.lse, self.ct, self.delta = self.builder.operands[3:6]
         self.turned_ct = self.memory("turned_ct", self.value * lanes)

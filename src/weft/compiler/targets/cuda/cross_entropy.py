@@ -175,6 +175,8 @@ _ARRAYS = ("logits", "labels", "terms", "factors", "top", "total", "gradient")
 
 
 class _Writer:
+    """Writes the kernel: one thread moves rows, the others compute on those that are there."""
+
     def __init__(self, spec: CrossEntropySpec) -> None:
         self.spec = spec
         parameters: list[Parameter] = [*map(Pointer, _ARRAYS), Word("rows")]
@@ -185,6 +187,7 @@ class _Writer:
         self.size = self.barriers + 16 * spec.buffers
 
     def write(self) -> None:
+        """The whole kernel: barriers, then the thread that moves and those that compute."""
         kernel = self.kernel
         self.thread = kernel.special_register("tid.x")
         self.shared = kernel.shared_memory()
@@ -235,6 +238,7 @@ class _Writer:
         kernel.do("cp.async.bulk.wait_group 0")
 
     def _move_row(self, row: Value, buffer: Value, parity: Value) -> None:
+        """When a row is done: store its gradient, then load the row that takes its buffer."""
         kernel = self.kernel
         full = self.shared + self.barriers + buffer * 16
         spin_until(kernel, full, parity, 8)
@@ -249,12 +253,14 @@ class _Writer:
             self._load(following, place, full)
 
     def _load(self, row: Value, place: Value, full: Value) -> None:
+        """Start to copy a row's logits into a buffer."""
         kernel, size = self.kernel, self.spec.row_bytes
         kernel.do("mbarrier.arrive.expect_tx.shared::cta.b64", "_", at(full), size)
         copy = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
         kernel.do(copy, at(place), at(self._row_address("logits", row)), size, at(full))
 
     def _row_address(self, name: str, row: Value) -> Value:
+        """Where a row of an array begins."""
         kernel = self.kernel
         offset = kernel.let("u64", "mul.wide.u32", row, self.spec.row_bytes)
         return kernel.parameter(name) + offset
@@ -262,6 +268,7 @@ class _Writer:
     # The threads that compute.
 
     def _compute(self, row: Value, buffer: Value, parity: Value) -> None:
+        """A row: its highest logit, its sum, and the gradient in the place of its logits."""
         kernel, base = self.kernel, math.log2(math.e)
         self.place = self.shared + buffer * self.spec.row_bytes
         full = self.shared + self.barriers + buffer * 16
@@ -323,6 +330,7 @@ class _Writer:
             kernel.assign(place, place + _THREADS * _VECTOR_BYTES)
 
     def _highest_logit(self) -> Value:
+        """The highest logit of the row, known to all threads."""
         kernel, dtype = self.kernel, self.spec.dtype
         highest = kernel.variable("b32", _LOWEST_PAIR[dtype], "highest")
 
@@ -354,6 +362,7 @@ class _Writer:
         return self._over_threads(totals[0] + totals[1], "add.f32")
 
     def _gradient(self, shift: Value, ratio: Value) -> None:
+        """factor · 2^(logit · log2 e + shift) / sum, in the place of each logit."""
         kernel, base = self.kernel, math.log2(math.e)
 
         def take(place: Value, pairs: list[Value]) -> None:

@@ -107,6 +107,8 @@ def running_kernel(form: RunningForm, part: Part, threads: int) -> TextKernel:
 
 
 class _Writer:
+    """Writes one of the kernels of a scan: totals of chunks, what comes before each, or results."""
+
     def __init__(self, form: RunningForm, part: Part, threads: int) -> None:
         self.form, self.part, self.threads = form, part, threads
         pointers = ("ptr %source", "ptr %target", "ptr %before")
@@ -114,6 +116,7 @@ class _Writer:
         self.out = DeviceBuilder(f"running_{part}", (*pointers, *numbers), threads)
 
     def write(self) -> TextKernel:
+        """The whole kernel: a run of steps for each thread, its total, then the steps again."""
         out, form = self.out, self.form
         _, target, before, count, stride, chunks, run = out.parameters
         held = out.shared_array(form.state, self.threads)

@@ -116,6 +116,8 @@ class _QueryTile:
 
 
 class _Writer:
+    """Writes the kernel: one warp copies, two add up gradients of queries, two groups multiply."""
+
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec, self.memory = spec, BackwardMemory(spec)
         self.tile = tile_queries(spec)
@@ -137,6 +139,7 @@ class _Writer:
         self.kernel = Kernel("attention_backward", parameters, 384)
 
     def write(self) -> None:
+        """The whole kernel: barriers, then each warp's part."""
         kernel, memory = self.kernel, self.memory
         self.thread = kernel.special_register("tid.x")
         self.heads, self.batch = kernel.parameter("heads"), kernel.parameter("batch")
@@ -169,6 +172,7 @@ class _Writer:
         kernel.place(finish)
 
     def _initialize(self) -> None:
+        """Set up the barriers, by one thread for all."""
         kernel, memory = self.kernel, self.memory
         with kernel.when(self.thread.equals(0)):
             for ring in (self.query_ring, self.cotangent_ring, self.key_ring):
@@ -247,6 +251,7 @@ class _Writer:
     # The producer.
 
     def _produce(self, block: _Block) -> None:
+        """Copy a block's keys and values, then the queries and cotangents that see them."""
         memory = self.memory
         full = self.key_ring.begin_fill(2 * memory.key_bytes)
         for name, start in (("k", memory.keys), ("v", memory.values)):
@@ -256,6 +261,7 @@ class _Writer:
         self._for_each_tile(block, lambda tile: self._produce_tile(block, tile))
 
     def _produce_tile(self, block: _Block, tile: _QueryTile) -> None:
+        """Copy a tile of queries with the logs of its rows, and of cotangents with their sums."""
         kernel, memory = self.kernel, self.memory
         where = (tile.number * self.tile, tile.head, block.batch)
         numbers = self._rows(block, tile) * self.tile
@@ -298,6 +304,7 @@ class _Writer:
     # The warps that add up the queries' gradients.
 
     def _add_up(self, half: int, block: _Block) -> None:
+        """Add a half of each tile's gradient to the buffer in memory."""
         self._for_each_tile(block, lambda tile: self._add_half(block, tile, half))
 
     def _add_half(self, block: _Block, tile: _QueryTile, half: int) -> None:
@@ -345,6 +352,7 @@ class _Writer:
     # The consumers.
 
     def _prepare_consumer(self) -> None:
+        """Registers and descriptors of a group that multiplies."""
         kernel, spec = self.kernel, self.spec
         self.place = Thread.of_number(kernel, self.thread)
         self.leads_warp = self.place.lane.equals(0)
@@ -372,6 +380,7 @@ class _Writer:
         self.all_keys = descriptor(kernel, keys)
 
     def _consume(self, block: _Block) -> None:
+        """The gradients of a block's keys and values: sums over all tiles that see them."""
         kernel = self.kernel
         for value in (*self.dk, *self.dv):
             kernel.assign(value, 0.0)
@@ -389,6 +398,7 @@ class _Writer:
         products one behind the other.
         """
         kernel = self.kernel
+        # 1. scores = keys queriesᵀ, and 2. the weights' cotangents = values cotangentsᵀ.
         query_empty = self.query_ring.wait_full()
         kernel.do("wgmma.fence.sync.aligned")
         query = self._stage_descriptor(self.memory.queries, self.query_ring)
@@ -398,6 +408,7 @@ class _Writer:
         self._start_rows(self.changes, self.my_values, cotangent)
         where = self._weight_tile(block, tile)
         self.hidden.read(where)
+        # The scores are there, the cotangents still on their way: weights are made meanwhile.
         kernel.do("wgmma.wait_group.sync.aligned 1")
         self._mask(where)
         self._exponentials()
@@ -405,10 +416,13 @@ class _Writer:
         self._pack()
         self._write_scores()
         kernel.do("wgmma.fence.sync.aligned")
+        # 3. dv += weights cotangents, 4. dq = changesᵀ keys, of both consumers' changes, which both
+        # must have written before, and 5. dk += changes queries.
         self._start_sum(self.dv, self.packed_weights, cotangent)
         kernel.do("bar.sync", _ALL_CONSUMERS, 256)
         self._start_query_gradient()
         self._start_sum(self.dk, self.packed_changes, query)
+        # dv and dq are done: the cotangents' stage is free, and dq goes to the warp that adds it.
         kernel.do("wgmma.wait_group.sync.aligned 1")
         self._release(cotangent_empty)
         self.cotangent_ring.advance()
@@ -419,6 +433,7 @@ class _Writer:
         kernel.assign(self.score_buffer, self.score_buffer ^ self.memory.score_bytes)
 
     def _release(self, empty: Value) -> None:
+        """Say that this warp has read a stage of a ring."""
         self.kernel.do("mbarrier.arrive.shared::cta.b64", "_", at(empty), when=self.leads_warp)
 
     def _stage_descriptor(self, start: int, ring: Ring) -> Value:

@@ -127,6 +127,8 @@ class _Tile:
 
 
 class _Writer:
+    """Writes the kernel: one warp copies, groups of four warps, the consumers, multiply."""
+
     def __init__(self, spec: AttentionSpec, plan: ForwardPlan) -> None:
         self.spec, self.plan = spec, plan
         self.memory = _Memory(spec, plan)
@@ -144,6 +146,7 @@ class _Writer:
         self.kernel = Kernel("attention", parameters, 128 * (plan.consumers + 1))
 
     def write(self) -> None:
+        """The whole kernel: barriers, then what the producer and the consumers do."""
         kernel, plan, memory = self.kernel, self.plan, self.memory
         self.thread = kernel.special_register("tid.x")
         self.heads, self.batch = kernel.parameter("heads"), kernel.parameter("batch")
@@ -194,6 +197,7 @@ class _Writer:
     # The producer.
 
     def _produce(self, tile: _Tile) -> None:
+        """Copy a tile's queries, then its keys and values, part by part from the last."""
         kernel, memory = self.kernel, self.memory
         maps = {name: kernel.parameter(name) for name in ("q", "k", "v")}
         key_head = tile.head // kernel.parameter("group")
@@ -233,6 +237,7 @@ class _Writer:
     # The consumers.
 
     def _prepare_consumer(self) -> None:
+        """Registers and barriers of a consumer."""
         kernel, memory = self.kernel, self.memory
         self.place = Thread.of_number(kernel, self.thread)
         self.leads_warp = self.place.lane.equals(0)
@@ -253,10 +258,12 @@ class _Writer:
                 kernel.do("bar.arrive", _TURN_BARRIER, 256)
 
     def _wait_for_turn(self) -> None:
+        """Wait until the consumer before has started its products, where they take turns."""
         if self.plan.turns:
             self.kernel.do("bar.sync", self.warpgroup + _TURN_BARRIER, 256)
 
     def _pass_turn(self) -> None:
+        """Let the next consumer start its products."""
         if self.plan.turns:
             following = (self.warpgroup + 1) % self.plan.consumers
             self.kernel.do("bar.arrive", following + _TURN_BARRIER, 256)
@@ -274,6 +281,7 @@ class _Writer:
         for value in self.out:
             kernel.assign(value, 0.0)
         self.hidden.begin(self.row, tile.batch, tile.head)
+        # The last part's scores by themselves, then each part beside the values of the one before.
         part = kernel.variable("u32", tile.parts - 1, "part")
         key_empty = self.key_ring.wait_full()
         self._wait_for_turn()
@@ -291,10 +299,12 @@ class _Writer:
             loop.stop_if(part.equals(0))
             kernel.assign(part, part - 1)
             self._one_part(part, limits)
+        # Where results are stored in the queries' place, these are free after that only.
         shares_place = self.memory.query_stages == 1
         if not shares_place:
             self._release(query_empty)
         self.query_ring.advance()
+        # What is left: the first part's values.
         value_empty = self.value_ring.wait_full()
         kernel.do("wgmma.fence.sync.aligned")
         self._start_out()
@@ -332,6 +342,7 @@ class _Writer:
         self._pack()
 
     def _release(self, empty: Value) -> None:
+        """Say that this warp has read a stage of a ring."""
         self.kernel.do("mbarrier.arrive.shared::cta.b64", "_", at(empty), when=self.leads_warp)
 
     def _start_scores(self) -> None:

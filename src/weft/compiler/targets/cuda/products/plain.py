@@ -170,6 +170,8 @@ class _Operand:
 
 
 class _Writer:
+    """Writes the kernel: a tile of 16 × 16 threads, each with fours of rows and columns."""
+
     def __init__(self, spec: ProductSpec, plan: Plan) -> None:
         self.spec, self.plan = spec, plan
         self.layout = EpilogueLayout(spec, plan)
@@ -183,6 +185,7 @@ class _Writer:
 
     @property
     def shared_bytes(self) -> int:
+        """What two parts of both operands take."""
         lines = self.plan.tile_m + self.plan.tile_n + 2 * _PADDING
         return 2 * PLAIN_DEPTH * 4 * lines
 
@@ -193,6 +196,7 @@ class _Writer:
         return found
 
     def write(self) -> None:
+        """The whole kernel."""
         kernel, plan, spec = self.kernel, self.plan, self.spec
         self.thread = kernel.special_register("tid.x")
         self.block = kernel.special_register("ctaid.x")

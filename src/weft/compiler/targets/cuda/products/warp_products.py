@@ -169,6 +169,8 @@ class _Operand:
 
 
 class _Writer:
+    """Writes the kernel: all warps of a block share a ring of operands, and part a tile."""
+
     def __init__(self, spec: ProductSpec, plan: Plan) -> None:
         self.spec, self.plan = spec, plan
         self.layout = EpilogueLayout(spec, plan)
@@ -181,9 +183,11 @@ class _Writer:
 
     @property
     def stage_bytes(self) -> int:
+        """What both operands take in one stage of the ring."""
         return (self.plan.tile_m + self.plan.tile_n) * _ROW_BYTES
 
     def write(self) -> None:
+        """The whole kernel."""
         kernel, plan, spec = self.kernel, self.plan, self.spec
         thread, block = kernel.special_register("tid.x"), kernel.special_register("ctaid.x")
         self.m, self.n, self.k = (kernel.parameter(name) for name in ("m", "n", "k"))
