@@ -37,6 +37,7 @@ from weft.compiler.targets.cuda.attention.description import (
     AttentionSpec,
     extra_parameters,
     head_map,
+    load_head_rows,
 )
 from weft.compiler.targets.cuda.attention.hidden_weights import HiddenWeights, WeightTile
 from weft.compiler.targets.cuda.ptx_writer import (
@@ -53,7 +54,6 @@ from weft.compiler.targets.cuda.warpgroup import (
     ROW_BYTES,
     Ring,
     Thread,
-    bulk_load,
     bulk_store,
     descriptor,
     initialize_barrier,
@@ -252,11 +252,13 @@ class _Writer:
 
     def _produce(self, block: _Block) -> None:
         """Copy a block's keys and values, then the queries and cotangents that see them."""
-        memory = self.memory
+        kernel, memory = self.kernel, self.memory
         full = self.key_ring.begin_fill(2 * memory.key_bytes)
         for name, start in (("k", memory.keys), ("v", memory.values)):
             where = (block.number * KEYS, block.key_head, block.batch)
-            self._copy(name, self.shared + start, full, where, KEYS)
+            load_head_rows(
+                kernel, self.spec, self.shared + start, full, where, KEYS, kernel.parameter(name)
+            )
         self.key_ring.advance()
         self._for_each_tile(block, lambda tile: self._produce_tile(block, tile))
 
@@ -271,7 +273,7 @@ class _Writer:
         ):
             full = ring.begin_fill(memory.tile_bytes + memory.row_bytes)
             place = self.shared + start + ring.stage * memory.tile_bytes
-            self._copy(name, place, full, where, self.tile)
+            load_head_rows(kernel, self.spec, place, full, where, self.tile, kernel.parameter(name))
             source = kernel.address(kernel.parameter(vector), numbers, 4)
             target = self._row_place(ring, line)
             kernel.do(
@@ -287,19 +289,6 @@ class _Writer:
         memory = self.memory
         place = self.shared + memory.rows + ring.stage * (2 * memory.row_bytes)
         return place + line * memory.row_bytes
-
-    def _copy(
-        self,
-        name: str,
-        target: Value,
-        full: Value,
-        where: tuple[Value, Value, Value],
-        rows: int,
-    ) -> None:
-        source = self.kernel.parameter(name)
-        for chunk in range(self.spec.chunks):
-            place = target + chunk * rows * ROW_BYTES
-            bulk_load(self.kernel, source, [64 * chunk, *where], place, full)
 
     # The warps that add up the queries' gradients.
 

@@ -12,7 +12,15 @@ import math
 from dataclasses import field
 from typing import Self
 
-from weft.compiler.targets.cuda.ptx_writer import Kernel, Parameter, Pointer, TensorMap, Word
+from weft.compiler.targets.cuda.ptx_writer import (
+    Kernel,
+    Parameter,
+    Pointer,
+    TensorMap,
+    Value,
+    Word,
+)
+from weft.compiler.targets.cuda.warpgroup import ROW_BYTES, bulk_load
 from weft.core.errors import UnsupportedError
 from weft.core.records import frozen
 
@@ -165,3 +173,21 @@ def extra_parameters(spec: AttentionSpec) -> list[Parameter]:
 def head_map(name: str, dtype: str, time: str, rows: int) -> TensorMap:
     """The tensor map of queries, keys, values or results, in boxes of 64 numbers of some rows."""
     return TensorMap(name, dtype, ("head", time, "heads", "batch"), (HEAD_CHUNK, rows, 1, 1))
+
+
+def load_head_rows(
+    kernel: Kernel,
+    spec: AttentionSpec,
+    target: Value,
+    full: Value,
+    where: tuple[Value, Value, Value],
+    rows: int,
+    source: Value,
+) -> None:
+    """Start the copies of some rows of a head: one for each 64 of its numbers.
+
+    where: the first row, the head and the batch; full: the barrier that is told of the copies.
+    """
+    for chunk in range(spec.chunks):
+        place = target + chunk * rows * ROW_BYTES
+        bulk_load(kernel, source, [HEAD_CHUNK * chunk, *where], place, full)

@@ -23,6 +23,7 @@ from weft.compiler.targets.cuda.attention.description import (
     AttentionSpec,
     extra_parameters,
     head_map,
+    load_head_rows,
 )
 from weft.compiler.targets.cuda.attention.hidden_scores import HiddenScores
 from weft.compiler.targets.cuda.ptx_writer import (
@@ -38,7 +39,6 @@ from weft.compiler.targets.cuda.warpgroup import (
     ROW_BYTES,
     Ring,
     Thread,
-    bulk_load,
     bulk_store,
     descriptor,
     packed_pair,
@@ -205,7 +205,7 @@ class _Writer:
         for consumer in range(self.plan.consumers):
             place = self.shared + self.query_ring.stage * memory.tiles + consumer * memory.tile
             where = (tile.row + consumer * _QUERIES, tile.head, tile.batch)
-            self._copy(maps["q"], place, full, where, _QUERIES)
+            load_head_rows(kernel, self.spec, place, full, where, _QUERIES, maps["q"])
         self.query_ring.advance()
         part = kernel.variable("u32", tile.parts, "part")
         with kernel.loop("copy") as loop:
@@ -218,21 +218,8 @@ class _Writer:
                 full = ring.begin_fill(memory.part)
                 place = self.shared + start + ring.stage * memory.part
                 where = (part * self.part_keys, key_head, tile.batch)
-                self._copy(maps[name], place, full, where, self.part_keys)
+                load_head_rows(kernel, self.spec, place, full, where, self.part_keys, maps[name])
                 ring.advance()
-
-    def _copy(
-        self,
-        source: Value,
-        target: Value,
-        full: Value,
-        where: tuple[Value, Value, Value],
-        rows: int,
-    ) -> None:
-        """Copies of some rows of a head: one for each 64 of its numbers."""
-        for chunk in range(self.spec.chunks):
-            place = target + chunk * rows * ROW_BYTES
-            bulk_load(self.kernel, source, [64 * chunk, *where], place, full)
 
     # The consumers.
 
