@@ -107,7 +107,7 @@ def _strip(tile: Tile, width: int) -> IRBuilder:
             is_eight = out.test("eq", out.rem(left, 6), 2)
             some = out.test("sgt", left, 6)
             less = out.put(f"and i1 {is_eight}, {some}")
-            whole = out.sub(whole, out.put(f"select i1 {less}, i64 6, i64 0"))
+            whole = out.sub(whole, out.select(less, 6, 0))
         end = out.add(start, whole)
         with out.loop(start, end, height) as i:
             rows = out.at("[2 x i64]", "%rows", i)
