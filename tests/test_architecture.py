@@ -88,7 +88,7 @@ OTHER_NAMES = {
     "weft.nn.functional.activations": "activations, by name",
 }
 # Functions that are still named by a bare participle or the like: these numbers only go down.
-BARE_NAMES = {"compiler": 9, "core": 1, "onnx": 4, "ops": 1}
+BARE_NAMES = {"compiler": 8, "core": 1, "onnx": 1, "ops": 1}
 # Numbers of the compiler's stages that are no machine's, by module and why. All others stand in
 # the `Limits` of a target.
 NO_MACHINES_NUMBERS: dict[str, dict[str, set[str]]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.scripts import load_script
 
 import weft as wf
 
@@ -32,12 +32,7 @@ def _in_examples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def load(name: str) -> ModuleType:
     """An example as a module."""
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(EXAMPLES / f"{name}.py", f"example_{name}")
 
 
 def run(command: str) -> Results:

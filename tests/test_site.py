@@ -11,26 +11,17 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.scripts import load_script
 
 import weft as wf
 
 ROOT = Path(__file__).parents[1]
 
 
-def load_script(name: str) -> ModuleType:
-    """A script of docs/ as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
 def reference(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(sys, "path", [str(ROOT / "docs"), *sys.path])
-    return load_script("generate_reference")
+    return load_script(ROOT / "docs" / "generate_reference.py")
 
 
 def test_every_public_name_stands_in_the_reference(reference: ModuleType) -> None:
@@ -77,7 +68,7 @@ def test_a_docstring_becomes_prose_and_blocks_of_code(reference: ModuleType) -> 
 
 
 def test_dead_links_and_outside_addresses_of_the_site_are_caught(tmp_path: Path) -> None:
-    check = load_script("check_site")
+    check = load_script(ROOT / "docs" / "check_site.py")
     page = tmp_path / "a.html"
     page.write_text(
         '<h1 id="top"><a href="#top">1</a><a href="#no">2</a><a href="b.html">3</a>'
@@ -125,7 +116,7 @@ def test_every_lesson_is_listed() -> None:
 
 
 def test_a_notebook_has_the_code_of_its_lesson_in_order() -> None:
-    notebooks = load_script("generate_notebooks")
+    notebooks = load_script(ROOT / "docs" / "generate_notebooks.py")
     assert len(notebooks.LESSONS) == 10
     text = "# One\n\nSee [two](02.md).\n\n```python\nx = 1\n```\n\nThen:\n\n```python\nx + 1\n```\n"
     cells = notebooks.notebook(text)["cells"]
@@ -138,7 +129,7 @@ def test_a_notebook_has_the_code_of_its_lesson_in_order() -> None:
 def test_sites_of_versions_stand_beside_each_other_and_open_at_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build_versions = load_script("build_versions")
+    build_versions = load_script(ROOT / "docs" / "build_versions.py")
     built: list[tuple[str, list[str]]] = []
 
     def build(tree: Path, site: Path, versions: list[str]) -> None:
@@ -154,4 +145,4 @@ def test_sites_of_versions_stand_beside_each_other_and_open_at_the_first(
     names = ["latest", "0.1.0"]
     assert built == [("HEAD", names), ("v0.1.0", names)]
     assert "url=latest/docs/index.html" in (tmp_path / "index.html").read_text()
-    assert load_script("check_site").faults_of_site(tmp_path) == []
+    assert load_script(ROOT / "docs" / "check_site.py").faults_of_site(tmp_path) == []

@@ -10,14 +10,6 @@ from weft.core.names import explain_attributes, missing_from, nearest_name, sugg
 from weft.core.wrong_calls import explain_all, explain_arguments, takes_no_arguments, unknown_option
 
 __all__ = [
-    "NODES",
-    "explain_all",
-    "explain_arguments",
-    "explain_attributes",
-    "missing_from",
-    "nearest_name",
-    "suggestion",
-    "takes_no_arguments",
-    "unknown_name",
-    "unknown_option",
-]
+    "NODES", "explain_all", "explain_arguments", "explain_attributes", "missing_from",
+    "nearest_name", "suggestion", "takes_no_arguments", "unknown_name", "unknown_option",
+]  # fmt: skip

@@ -539,13 +539,9 @@ def _results(primitive: Primitive, sample: Sample, arrays: Sequence[Array]) -> l
 
 
 CHECKS: tuple[Callable[[Primitive, Sample], None], ...] = (
-    check_type_agrees_with_reference,
-    check_derivatives,
-    check_constants,
-    check_batching_agrees_with_a_loop,
-    check_text_round_trip,
-    check_lowering_agrees_with_reference,
-)
+    check_type_agrees_with_reference, check_derivatives, check_constants,
+    check_batching_agrees_with_a_loop, check_text_round_trip, check_lowering_agrees_with_reference,
+)  # fmt: skip
 
 COMPILED_CHECKS: tuple[Callable[[Primitive, Sample], None], ...] = (
     check_operands_are_left_alone,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.compiler.limits import change_pass_limits
+from tests.threads import same_result_for_all_threads
 
 import weft as wf
 from weft.compiler.pipeline import optimize
@@ -152,17 +154,7 @@ def test_the_bits_do_not_depend_on_threads() -> None:
                 argnums=(0, 1, 2),
             )
         )
-        before = wf.get_num_threads()
-        try:
-            results = []
-            for threads in (1, 2, 3):
-                wf.set_num_threads(threads)
-                results.append([x.numpy().copy() for x in step(*xs)])
-        finally:
-            wf.set_num_threads(before)
-        for other in results[1:]:
-            for a, b in zip(results[0], other, strict=True):
-                np.testing.assert_array_equal(a, b)
+        same_result_for_all_threads(partial(step, *xs))
 
 
 def formula(q: Array, k: Array, v: Array, visible: Array | None, scale: float) -> Array:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.compiler.limits import change_pass_limits
+from tests.threads import same_result_for_all_threads
 
 import weft as wf
 from weft.compiler.pipeline import optimize
@@ -286,16 +287,8 @@ def test_the_bits_do_not_depend_on_threads() -> None:
         weights = wf.softmax(biased(scores(q, k), slopes))
         return wf.random.dropout(weights, 0.3, key=key) @ v
 
-    step, before, results = wf.jit(with_gradients(f)), wf.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            wf.set_num_threads(threads)
-            results.append([x.numpy().copy() for x in step(*xs)])
-    finally:
-        wf.set_num_threads(before)
-    for other in results[1:]:
-        for a, b in zip(results[0], other, strict=True):
-            np.testing.assert_array_equal(a, b)
+    step = wf.jit(with_gradients(f))
+    same_result_for_all_threads(lambda: step(*xs))
 
 
 # --- what stays as it is -------------------------------------------------------------------------

@@ -518,7 +518,7 @@ FAULTS: list[Fault] = [
         lambda f: lambda value: None,
         agrees(lambda x: (x.sum(axis=0), x.sum(axis=1)), numbers(64, 64)),
     ),
-    # --- chunks, chains, ensembles, sums
+    # --- chunks, fusions of rows, grouped launches, sums
     Fault(
         "the last iteration of a kernel is not run",
         Kernel,
@@ -527,15 +527,15 @@ FAULTS: list[Fault] = [
         keeps_memory(lambda x: wf.exp(x) * 2, X),
     ),
     Fault(
-        "a chain's blocks are one row too high for its scratch memory",
+        "a row fusion's blocks are one row too high for its scratch memory",
         row_fusion.RowBlocks,
         "places",
         lambda f: lambda self, sizes, height: f(self, sizes, max(1, height // 2)),
         keeps_memory(softmax_of_product, BIG, WIDE, numbers(330)),
     ),
     Fault(
-        "a chain leaves its last block out",
-        row_fusion._Chain,
+        "a row fusion leaves its last block out",
+        row_fusion._Fusion,
         "launch",
         lambda f: (
             lambda self: (
@@ -545,13 +545,13 @@ FAULTS: list[Fault] = [
         agrees(softmax_of_product, BIG, WIDE, numbers(330)),
     ),
     Fault(
-        "a value that others read is kept in a chain's scratch memory",
-        row_fusion._Chain,
+        "a value that others read is kept in a row fusion's scratch memory",
+        row_fusion._Fusion,
         "is_local",
         lambda f: (
             lambda self, value: (
-                self.chains.root(value) in self.width
-                and self.chains.root(value) not in self.chains.outputs
+                self.finder.root(value) in self.width
+                and self.finder.root(value) not in self.finder.outputs
             )
         ),
         agrees(
@@ -563,14 +563,14 @@ FAULTS: list[Fault] = [
         ),
     ),
     Fault(
-        "members of an ensemble are given each other's buffers",
+        "members of a grouped launch are given each other's buffers",
         grouped_launch,
         "table",
         lambda f: lambda members, *rest: f([replace(m, values=()) for m in members], *rest),
         agrees(many_updates, X, W, V),
     ),
     Fault(
-        "an ensemble leaves its last chunk out",
+        "a grouped launch leaves its last chunk out",
         horizontal_fusion,
         "_group_launches",
         lambda f: (

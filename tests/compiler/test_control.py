@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.quiet import peak_bytes
+from tests.threads import same_result_for_all_threads
 
 import weft as wf
 from weft.compiler.targets.cpu.target import compile_program
@@ -269,12 +270,7 @@ def test_the_same_bits_for_any_number_of_threads() -> None:
     gradient = wf.grad(lambda *a: (recurrence(*a)[1] ** 2).sum(), argnums=(0, 2))
     arguments = [numbers(64, 64), numbers(200, 64), numbers(6, 200, 64)]
     program = compile_program(wf.ir.trace(gradient, *arguments))
-    before, found = wf.get_num_threads(), set()
-    for threads in (1, 2, 3):
-        wf.set_num_threads(threads)
-        found.add(b"".join(x.tobytes() for x in program.run([x.numpy() for x in arguments])))
-    wf.set_num_threads(before)
-    assert len(found) == 1
+    same_result_for_all_threads(lambda: program.run([x.numpy() for x in arguments]))
 
 
 def test_more_values_than_a_kernel_has() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.compiler.stored_programs import check_stored
 
 import weft as wf
 from weft import nn, optim
@@ -277,13 +278,7 @@ def test_programs_from_disk_write_gradients_over_as_well(tmp_path: Any) -> None:
         "made, = step._compiled.values()\n"
         "print(type(made.program).__name__, w.grad.numpy().ctypes.data == first)\n"
     )
-    environment = {**os.environ, "WEFT_CACHE": str(tmp_path), "WEFT_IN_PLACE": "on"}
-    command = [sys.executable, "-c", program]
-    said = [
-        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        for _ in range(2)
-    ]
-    assert [line.split() for line in said] == [["Program", "True"], ["StoredProgram", "True"]]
+    check_stored(program, tmp_path, WEFT_IN_PLACE="on")
 
 
 # --- views ---------------------------------------------------------------------------------------

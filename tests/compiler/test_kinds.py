@@ -12,7 +12,7 @@ import weft as wf
 import weft.compiler.pipeline  # which has primitives of its own
 from weft.compiler.fusion.grouping import Group, group, why_stored
 from weft.compiler.lowering.groups import context_of, is_lowered, lower
-from weft.compiler.lowering.nodes import SINGLES, require_lowering
+from weft.compiler.lowering.nodes import NODE_KERNELS, require_lowering
 from weft.compiler.targets.cpu.target import CPU
 from weft.core.dtypes import float32
 from weft.core.errors import Unsupported
@@ -112,7 +112,7 @@ def test_something_says_how_a_primitive_is_compiled(name: str) -> None:
 
 
 def test_every_kernel_is_that_of_a_primitive() -> None:
-    assert set(SINGLES) <= set(PRIMITIVES)
+    assert set(NODE_KERNELS) <= set(PRIMITIVES)
 
 
 def define(kind: Kind, **slots: Any) -> Primitive:

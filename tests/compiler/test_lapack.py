@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.compiler.stored_programs import check_stored
+from tests.threads import same_result_for_all_threads
 
 import weft as wf
 from weft.compiler.targets.cpu import lapack
@@ -137,14 +136,7 @@ def test_sizes_that_are_symbols() -> None:
 
 def test_bits_do_not_depend_on_the_number_of_threads() -> None:
     a, b = matrices((64, 24, 24), "float32"), right_sides((64, 24, 24), "float32", 24)
-    before, found = wf.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            wf.set_num_threads(threads)
-            found.append(wf.jit(wf.linalg.solve)(wf.tensor(a), wf.tensor(b)).numpy().tobytes())
-    finally:
-        wf.set_num_threads(before)
-    assert len(set(found)) == 1
+    same_result_for_all_threads(lambda: wf.jit(wf.linalg.solve)(wf.tensor(a), wf.tensor(b)))
 
 
 @pytest.mark.slow
@@ -158,10 +150,4 @@ def test_programs_that_solve_are_stored_on_disk(tmp_path: Any) -> None:
         "wanted = np.linalg.inv(np.diag([2.0, 3.0, 4.0]) + 1)\n"
         "print(type(made.program).__name__, np.allclose(found, wanted))\n"
     )
-    environment = {**os.environ, "WEFT_CACHE": str(tmp_path)}
-    command = [sys.executable, "-c", program]
-    said = [
-        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        for _ in range(2)
-    ]
-    assert [line.split() for line in said] == [["Program", "True"], ["StoredProgram", "True"]]
+    check_stored(program, tmp_path)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.compiler.stored_programs import check_stored
+from tests.threads import same_result_for_all_threads
 
 import weft as wf
 from weft.compiler.targets.cpu import numpy_loops
@@ -188,15 +187,9 @@ def test_half_of_a_spectrum_of_sizes_that_are_symbols() -> None:
 
 def test_bits_do_not_depend_on_the_number_of_threads() -> None:
     x = wf.tensor(numbers((64, 24, 24), "float32"))
-    before, found = wf.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            wf.set_num_threads(threads)
-            results = wf.jit(lambda x: (wf.linalg.svd(x), wf.fft.rfft(x, axis=1)))(x)
-            found.append([each.numpy().tobytes() for each in (*results[0], results[1])])
-    finally:
-        wf.set_num_threads(before)
-    assert found[0] == found[1] == found[2]
+    same_result_for_all_threads(
+        lambda: wf.jit(lambda x: (wf.linalg.svd(x), wf.fft.rfft(x, axis=1)))(x)
+    )
 
 
 def test_derivatives_and_batches_agree_with_eager_ones() -> None:
@@ -221,13 +214,7 @@ def test_programs_that_factorise_and_transform_are_stored_on_disk(tmp_path: Any)
         "right = np.allclose(half.numpy(), np.fft.rfft(a.numpy())) and values.tolist()[0] == 16\n"
         "print(type(made.program).__name__, right)\n"
     )
-    environment = {**os.environ, "WEFT_CACHE": str(tmp_path)}
-    command = [sys.executable, "-c", program]
-    said = [
-        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        for _ in range(2)
-    ]
-    assert [line.split() for line in said] == [["Program", "True"], ["StoredProgram", "True"]]
+    check_stored(program, tmp_path)
 
 
 def test_what_is_not_there_is_not_found() -> None:

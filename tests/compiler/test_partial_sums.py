@@ -1,4 +1,4 @@
-"""Reductions over rows in chunks: alone, in chains of products, and beside other kernels."""
+"""Reductions over rows in chunks: alone, in fusions with products, and beside other kernels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.threads import threads
+from tests.threads import same_result_for_all_threads, threads
 
 import weft as wf
 from weft.compiler.fusion.costs import usual_bytes
@@ -91,15 +91,9 @@ def test_sums_of_parts_of_short_floats_leave_their_range(shape: tuple[int, ...])
 @pytest.mark.parametrize("shape", [(1 << 19,), (3, 5 * 2**15), (1 << 18,), ((1 << 18) + 1,)])
 def test_a_long_sum_has_the_same_bits_for_any_number_of_threads(shape: tuple[int, ...]) -> None:
     x = drawn(7, *shape)
-    total, before, found = wf.jit(wf.sum), wf.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            wf.set_num_threads(threads)
-            found.append(total(wf.tensor(x)).item())
-    finally:
-        wf.set_num_threads(before)
-    assert len(set(found)) == 1
-    np.testing.assert_allclose(found[0], x.astype(np.float64).sum(), rtol=1e-5, atol=1e-2)
+    total = wf.jit(wf.sum)
+    found = same_result_for_all_threads(lambda: total(wf.tensor(x)))
+    np.testing.assert_allclose(found.item(), x.astype(np.float64).sum(), rtol=1e-5, atol=1e-2)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -194,7 +188,7 @@ def test_what_lies_along_the_rows_is_summed_at_once() -> None:
     np.testing.assert_allclose(found, np.exp(x).sum(1), rtol=1e-5)
 
 
-# --- in chains -----------------------------------------------------------------------------------
+# --- in row fusions -------------------------------------------------------------------------------
 
 
 def test_a_value_that_only_a_chain_and_its_sum_read_is_never_stored() -> None:

@@ -138,7 +138,7 @@ def test_tiles_for_other_machines(width: int, fused: bool) -> None:
         close(found, product(a, b.T), "float32", k)
 
 
-# --- chains --------------------------------------------------------------------------------------
+# --- row fusion ---------------------------------------------------------------------------------
 
 
 PACKING = [] if host().masked else ["pack"]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.quiet import wait_for_quiet
+from tests.threads import same_result_for_all_threads
 
 import weft as wf
 from weft.compiler.targets.cpu.target import compile_program
@@ -142,13 +143,7 @@ def test_the_same_bits_come_out_for_any_number_of_threads(rng: np.random.Generat
         wf.ir.trace(lambda x: wf.softmax(x).sum(axis=0), wf.spec("float32", (300, 257)))
     )
     array = rng.normal(size=(300, 257)).astype(np.float32)
-    before = wf.get_num_threads()
-    results = []
-    for threads in (1, 2, 3):
-        wf.set_num_threads(threads)
-        results.append(program.run([array])[0].tobytes())
-    wf.set_num_threads(before)
-    assert len(set(results)) == 1
+    same_result_for_all_threads(lambda: program.run([array]))
 
 
 def test_all_sizes_of_a_program_share_one_block_of_memory() -> None:

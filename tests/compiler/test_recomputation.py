@@ -15,8 +15,8 @@ import weft as wf
 from weft.compiler.function import program_cache
 from weft.compiler.function.recording import outside_source
 from weft.compiler.memory_budget import search
-from weft.compiler.memory_budget.candidates import Ladders
-from weft.compiler.memory_budget.model import Flow, prompt, recomputing
+from weft.compiler.memory_budget.candidates import DropChoices
+from weft.compiler.memory_budget.model import Flow, with_early_updates, with_recomputation
 from weft.compiler.memory_budget.search import parse_bytes
 from weft.compiler.pipeline import optimize
 from weft.compiler.targets.cpu import target as cpu_target
@@ -310,7 +310,7 @@ def test_the_choice_is_found_again_on_disk(tmp_path: Any, monkeypatch: Any) -> N
 def test_the_rewritten_graph_computes_the_same_by_reference() -> None:
     ws, x = weights(6), batch()
     flow = Flow(optimize(wf.jit(step).graph(ws, x), CPU), CPU.limits)
-    made = recomputing(flow, frozenset(flow.candidates))
+    made = with_recomputation(flow, frozenset(flow.candidates))
     assert len(made.nodes) > len(flow.graph.nodes)
     inputs = [*ws, x]
     assert [v.type for v in made.inputs] == [each.type for each in inputs]
@@ -321,12 +321,12 @@ def test_updates_stand_where_they_are_done_and_compute_the_same() -> None:
     ws, x = weights(6), batch()
     graph = optimize(wf.jit(step).graph(ws, x), CPU)
     flow = Flow(graph, CPU.limits)
-    early = prompt(flow)
+    early = with_early_updates(flow)
     assert sorted(map(id, early.nodes)) == sorted(map(id, graph.nodes))
     assert early.nodes != graph.nodes
     same(wf.ir.interpret(early, *ws, x), wf.ir.interpret(graph, *ws, x))
     assert Flow(early, CPU.limits).weigh(frozenset()).peak <= flow.weigh(frozenset()).peak
-    again = prompt(Flow(early, CPU.limits))
+    again = with_early_updates(Flow(early, CPU.limits))
     assert again is early or again.nodes == early.nodes
 
 
@@ -508,14 +508,14 @@ def attention_flow(depth: int) -> Flow:
 
 
 def test_parts_of_one_product_are_dropped_together() -> None:
-    ladder = Ladders(attention_flow(6))._ladder(0)
-    names = [[ladder.flow.producer[v].primitive.name for v in unit] for unit in ladder._units()]
+    order = DropChoices(attention_flow(6))._drop_order(0)
+    names = [[order.flow.producer[v].primitive.name for v in unit] for unit in order._units()]
     assert ["dot", "reshape", "reshape", "reshape"] in [sorted(unit) for unit in names]
 
 
 def test_what_takes_least_time_for_its_bytes_is_dropped_first() -> None:
-    ladder = Ladders(attention_flow(6))._ladder(0)
-    densities = [ladder._density(unit) for unit in ladder._dense]
+    order = DropChoices(attention_flow(6))._drop_order(0)
+    densities = [order._density(unit) for unit in order._dense]
     assert densities == sorted(densities)
     assert densities[0] >= 0
     assert len({round(d * 1e15) for d in densities}) > 2
@@ -524,14 +524,15 @@ def test_what_takes_least_time_for_its_bytes_is_dropped_first() -> None:
 def test_what_is_read_right_behind_the_peak_is_not_dropped() -> None:
     ws, x = weights(20), batch()
     whole = Flow(optimize(wf.jit(step).graph(ws, x), CPU), CPU.limits)
-    flow = Flow(prompt(whole), CPU.limits)
-    ladders = Ladders(flow)
+    flow = Flow(with_early_updates(whole), CPU.limits)
+    choices = DropChoices(flow)
     target = 0.5 * flow.weigh(frozenset()).peak
-    chosen = ladders.cheapest(target)
+    chosen = choices.cheapest_choice(target)
     assert chosen is not None
     assert chosen.peak <= target
     whole = [
-        ladders._ladder(number).first_fitting_step(target) for number in range(len(ladders._bounds))
+        choices._drop_order(number).first_fitting_step(target)
+        for number in range(len(choices._bounds))
     ]
     assert chosen.cost < min(weight.cost for weight in whole if weight is not None)
 

@@ -1,4 +1,4 @@
-"""The schedule: ensembles, order, results in their operands' places, and donated state."""
+"""The schedule: grouped launches, order, results in their operands' places, and donated state."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def member(buffers: int, numbers: list[int], extent: int, grain: int) -> PlanLau
     )
 
 
-def test_the_table_of_an_ensemble_has_the_borders_its_members_have_alone() -> None:
+def test_the_table_of_a_grouped_launch_has_the_borders_its_members_have_alone() -> None:
     members = [member(2, [5], 10, 4), member(3, [6, 7], 0, 4), member(1, [], 4, 4)]
     assert [chunk_count(each, {}) for each in members] == [3, 0, 1]
     rows = table(members, {}, lambda each: (1, each.numbers({})))
@@ -215,7 +215,7 @@ def test_the_table_of_an_ensemble_has_the_borders_its_members_have_alone() -> No
     assert _chunks_at_once([member(1, [], 4000, 1000)] * 50, {}) == 1
 
 
-# --- ensembles -----------------------------------------------------------------------------------
+# --- grouped launches -----------------------------------------------------------------------------
 
 
 def test_an_adam_step_over_many_odd_parameters_has_one_launch_of_updates() -> None:
@@ -246,7 +246,9 @@ def test_adam_compiled_is_adam() -> None:
         np.testing.assert_allclose(found.detach().numpy(), wanted, rtol=2e-5, atol=2e-6)
 
 
-def test_an_ensemble_of_different_kernels_gives_what_each_gives(rng: np.random.Generator) -> None:
+def test_a_grouped_launch_of_different_kernels_gives_what_each_gives(
+    rng: np.random.Generator,
+) -> None:
     def f(x: wf.Tensor, y: wf.Tensor, z: wf.Tensor) -> tuple[wf.Tensor, ...]:
         return wf.exp(x), y.sum(axis=0), wf.softmax(z), z @ z.T, x * 3.0, y[::2, 1:]
 
@@ -260,7 +262,7 @@ def test_an_ensemble_of_different_kernels_gives_what_each_gives(rng: np.random.G
         np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5, atol=1e-5)
 
 
-def test_empty_members_of_an_ensemble_do_no_harm() -> None:
+def test_empty_members_of_a_grouped_launch_do_no_harm() -> None:
     shapes = ((0, 3), (5,), (0,), (4, 4), (2, 0))
     program = compile_program(wf.ir.trace(lambda *xs: [x * 2 for x in xs], *map(wf.zeros, shapes)))
     assert len(program.plan.launches) == 1
@@ -269,7 +271,7 @@ def test_empty_members_of_an_ensemble_do_no_harm() -> None:
         np.testing.assert_array_equal(found, array * 2)
 
 
-def test_ensembles_of_sizes_that_are_symbols() -> None:
+def test_grouped_launches_of_sizes_that_are_symbols() -> None:
     @wf.jit
     def f(x: wf.Tensor, y: wf.Tensor) -> tuple[wf.Tensor, wf.Tensor]:
         return x * 2 + 1, y - 1

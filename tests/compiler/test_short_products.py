@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.threads import same_result_for_all_threads
 
 import weft as wf
 from weft.compiler.targets.cpu.machine import host
@@ -166,15 +167,9 @@ def test_a_step_in_bfloat16_has_the_same_bits_on_any_number_of_threads() -> None
 
     shapes = [(301, 65), (65, 129), (129, 70)]
     given = [wf.tensor(drawn(20 + i, *s).astype(np.float32)) for i, s in enumerate(shapes)]
-    compiled, results, before = wf.jit(step), [], wf.get_num_threads()
-    try:
-        for count in (1, 2, 3):
-            wf.set_num_threads(count)
-            results.append([each.numpy().tobytes() for each in compiled(*given)])
-    finally:
-        wf.set_num_threads(before)
-    assert results[0] == results[1] == results[2]
-    for found, wanted in zip(compiled(*given), step(*given), strict=True):
+    compiled = wf.jit(step)
+    results = same_result_for_all_threads(lambda: compiled(*given))
+    for found, wanted in zip(results, step(*given), strict=True):
         size = float(np.abs(wanted.numpy()).max())
         np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=0.05, atol=0.02 * size)
 

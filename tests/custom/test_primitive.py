@@ -49,19 +49,19 @@ CUBE = {
 }
 
 
-def rows(draft: Any) -> Any:
+def rows(builder: Any) -> Any:
     """The loops of `spread`: the largest and the smallest of each row."""
-    width = draft.extent(draft.shape(0)[-1])
+    width = builder.extent(builder.shape(0)[-1])
     row, column = scalars.index("row"), scalars.index("column")
-    x = draft.operands[0][row * width + column]
+    x = builder.operands[0][row * width + column]
     top, low = scalars.local("top", x.dtype), scalars.local("low", x.dtype)
     body = (
         loops.Accumulate(column, width, (loops.Update(top, "maximum", x),)),
         loops.Accumulate(column, width, (loops.Update(low, "minimum", x),)),
-        loops.Store(draft.result, row, top - low),
+        loops.Store(builder.result, row, top - low),
     )
-    count = wf.TensorType(wf.float32, draft.shape(-1)).size
-    return draft.kernel(nest([(row, draft.extent(count))], body, vector=False), count)
+    count = wf.TensorType(wf.float32, builder.shape(-1)).size
+    return builder.kernel(nest([(row, builder.extent(count))], body, vector=False), count)
 
 
 X = np.array([[1.0, 4.0, -2.0], [0.5, 0.25, 0.75]], np.float32)
@@ -213,10 +213,10 @@ def test_a_wrong_slot_is_seen(slots: dict[str, Any], seen: str) -> None:
 
 
 def test_wrong_loops_are_seen_before_they_run_natively() -> None:
-    def beyond(draft: Any) -> Any:
+    def beyond(builder: Any) -> Any:
         i = scalars.index("i")
-        store = loops.Store(draft.result, i + 1000, draft.operands[0][i])
-        return draft.kernel(nest([(i, draft.extent(2))], (store,)), 2)
+        store = loops.Store(builder.result, i + 1000, builder.operands[0][i])
+        return builder.kernel(nest([(i, builder.extent(2))], (store,)), 2)
 
     spread = define_spread(loops=beyond, samples=[X])
     with pytest.raises(IndexError):

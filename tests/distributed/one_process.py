@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inspect import getsource
+
 import numpy as np
 
 import weft as wf
@@ -19,6 +21,16 @@ def linear_training() -> tuple[wf.nn.Linear, wf.optim.AdamW, wf.data.DataLoader]
     optimizer = wf.optim.AdamW(model.parameters(), lr=0.05)
     loader = wf.data.DataLoader(wf.data.ArrayDataset(x, y), batch_size=12, shuffle=True, seed=0)
     return model, optimizer, loader
+
+
+LINEAR_TRAINING = f"""
+import numpy as np
+import weft as wf
+
+{getsource(linear_training)}
+model, optimizer, loader = linear_training()
+"""
+"""The same, for programs that processes are started with."""
 
 
 def weight_of_one_process(epochs: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.distributed.jobs import launch
-from tests.distributed.one_process import linear_training
+from tests.distributed.one_process import LINEAR_TRAINING, linear_training
 
 import weft as wf
 from weft.distributed import membership
@@ -107,21 +107,16 @@ def test_a_process_does_not_wait_for_a_training_that_is_over(tmp_path: Path) -> 
         Membership(tmp_path, 1).join()
 
 
-ELASTIC = """
+ELASTIC = (
+    """
 import os, signal, time
-import numpy as np
-import weft as wf
 from weft import distributed
 from weft.distributed.process_group import restarts
 
 distributed.init("gloo", timeout=60)
-generator = np.random.default_rng(0)
-x = generator.normal(size=(48, 5)).astype(np.float32)
-y = generator.normal(size=(48, 3)).astype(np.float32)
-model = wf.nn.Linear(5, 3)
-with wf.no_grad():
-    for parameter in model.parameters():
-        parameter.copy_(wf.ones_like(parameter))
+"""
+    + LINEAR_TRAINING
+    + """
 own = int(os.environ["WEFT_RANK"])
 
 class Kill(wf.train.Callback):
@@ -135,9 +130,8 @@ class Kill(wf.train.Callback):
             time.sleep(0.05)  # until the process is back
 
 trainer = wf.train.Trainer(
-    model, "mse_loss", wf.optim.AdamW(model.parameters(), lr=0.05), strategy="data", recover=True,
+    model, "mse_loss", optimizer, strategy="data", recover=True,
     callbacks=[Kill()], progress=False, seed=0)
-loader = wf.data.DataLoader(wf.data.ArrayDataset(x, y), batch_size=12, shuffle=True, seed=0)
 trainer.fit(loader, epochs=4)
 members = trainer.strategy.members
 assert members.ranks == [0, 2, 4] and distributed.world_size() == 3, members.ranks
@@ -146,6 +140,7 @@ if own != 1:
     assert members.joined == [4] and [lost for lost, _ in members.losses] == [[1]]
 np.save(f"{os.environ['OUTPUT']}-{own}.npy", model.weight.detach().numpy())
 """
+)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.distributed.one_process import weight_of_one_process
+from tests.distributed.one_process import LINEAR_TRAINING, weight_of_one_process
 
 JOB = """
 import sys, time
@@ -33,24 +33,18 @@ for step in range(600):
         Path(sys.argv[1]).touch()
 print("went on", flush=True)
 """
-RECOVERING_JOB = """
+RECOVERING_JOB = (
+    """
 import os, sys, time
 from pathlib import Path
-import numpy as np
-import weft as wf
 from weft import distributed
 
 distributed.init("gloo")
 own = distributed.rank()
-generator = np.random.default_rng(0)
-x = generator.normal(size=(48, 5)).astype(np.float32)
-y = generator.normal(size=(48, 3)).astype(np.float32)
-model = wf.nn.Linear(5, 3)
-with wf.no_grad():
-    for parameter in model.parameters():
-        parameter.copy_(wf.ones_like(parameter))
-optimizer = distributed.data_parallel(wf.optim.AdamW(model.parameters(), lr=0.05))
-loader = wf.data.DataLoader(wf.data.ArrayDataset(x, y), batch_size=12, shuffle=True, seed=0)
+"""
+    + LINEAR_TRAINING
+    + """
+optimizer = distributed.data_parallel(optimizer)
 recovery = distributed.Recovery(model, optimizer, loader, epochs=5)
 
 @wf.jit
@@ -68,6 +62,7 @@ assert recovery.steps == 20
 np.save(f"{sys.argv[1]}-weight-{own}.npy", model.weight.detach().numpy())
 print("went on", recovery.losses, flush=True)
 """
+)
 STAND_IN = """#!/bin/bash
 while [[ $1 == -* ]]; do shift; done
 host=$1; shift

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.distributed.jobs import launch
-from tests.distributed.one_process import weight_of_one_process
+from tests.distributed.one_process import LINEAR_TRAINING, weight_of_one_process
 from tests.hammer import NIGHTLY
 
 import weft as wf
@@ -123,22 +123,16 @@ def test_the_exit_code_of_the_first_failure_is_the_jobs(tmp_path: Path) -> None:
         assert f"rank {rank} ended with 1" in job.stderr
 
 
-RECOVERY = """
+RECOVERY = (
+    """
 import os, signal
-import numpy as np
-import weft as wf
 from weft import distributed
 
 distributed.init(timeout=30)
-generator = np.random.default_rng(0)
-x = generator.normal(size=(48, 5)).astype(np.float32)
-y = generator.normal(size=(48, 3)).astype(np.float32)
-model = wf.nn.Linear(5, 3)
-with wf.no_grad():
-    for parameter in model.parameters():
-        parameter.copy_(wf.ones_like(parameter))
-optimizer = distributed.data_parallel(wf.optim.AdamW(model.parameters(), lr=0.05))
-loader = wf.data.DataLoader(wf.data.ArrayDataset(x, y), batch_size=12, shuffle=True, seed=0)
+"""
+    + LINEAR_TRAINING
+    + """
+optimizer = distributed.data_parallel(optimizer)
 recovery = distributed.Recovery(model, optimizer, loader, epochs=2)
 
 @wf.jit
@@ -156,6 +150,7 @@ assert lost == [1] and seconds < 20, recovery.losses  # a tenth of a second on a
 assert recovery.steps == 8 and distributed.world_size() == 2
 np.save(f"{os.environ['OUTPUT']}-{own}.npy", model.weight.detach().numpy())
 """
+)
 
 
 def test_the_others_go_on_after_a_kill_and_train_as_if_nothing_had_happened(
@@ -170,20 +165,15 @@ def test_the_others_go_on_after_a_kill_and_train_as_if_nothing_had_happened(
     np.testing.assert_allclose(first, weight_of_one_process(2), rtol=1e-5, atol=1e-6)
 
 
-TRAINER = """
+TRAINER = (
+    """
 import os, signal
-import numpy as np
-import weft as wf
 from weft import distributed
 
 distributed.init(timeout=30)
-generator = np.random.default_rng(0)
-x = generator.normal(size=(48, 5)).astype(np.float32)
-y = generator.normal(size=(48, 3)).astype(np.float32)
-model = wf.nn.Linear(5, 3)
-with wf.no_grad():
-    for parameter in model.parameters():
-        parameter.copy_(wf.ones_like(parameter))
+"""
+    + LINEAR_TRAINING
+    + """
 own, victim, when = distributed.rank(), *map(int, os.environ["VICTIM"].split(":"))
 
 class Kill(wf.train.Callback):
@@ -199,12 +189,11 @@ class Noted(wf.train.Callback):
             print(trainer.epoch, own, file=file)
 
 trainer = wf.train.Trainer(
-    model, "mse_loss", wf.optim.AdamW(model.parameters(), lr=0.05), strategy="data", recover=True,
+    model, "mse_loss", optimizer, strategy="data", recover=True,
     metrics=["mae"], callbacks=[Kill(), Noted()], progress=False, seed=0,
     checkpoint_folder=os.environ["OUTPUT"] + "-run",
 )
-loader = wf.data.DataLoader(wf.data.ArrayDataset(x, y), batch_size=12, shuffle=True, seed=0)
-history = trainer.fit(loader, epochs=2, validation=(x, y))
+history = trainer.fit(loader, epochs=2, validation=loader.dataset.arrays)
 (lost, seconds), = trainer.strategy.members.losses
 assert lost == [victim] and seconds < 20, trainer.strategy.members.losses
 assert trainer.step == 8 and trainer.epoch == 2 and len(history.rows) == 2
@@ -212,6 +201,7 @@ assert distributed.world_size() == 2
 np.savez(f"{os.environ['OUTPUT']}-{own}.npz", weight=model.weight.detach().numpy(),
          loss=history["loss"], validation=history["val_loss"])
 """
+)
 
 
 @pytest.mark.parametrize("victim", ["0:4", "1:5"] if NIGHTLY else ["0:4"])  # the writer is lost

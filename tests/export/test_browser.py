@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from tests.scripts import load_script
 
 import weft as wf
 from weft.compiler.export.linking import web_linker
@@ -21,20 +20,11 @@ BROWSER = next(
 )
 
 
-def example() -> Any:
-    spec = importlib.util.spec_from_file_location("digit_in_browser", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no browser is found")
 @pytest.mark.skipif(web_linker() is None, reason="no linker for the web is found")
 def test_a_page_reads_a_drawn_digit(tmp_path: Path) -> None:
-    module, page = example(), tmp_path / "digit.html"
+    module, page = load_script(EXAMPLE), tmp_path / "digit.html"
     net = module.train(6)
     module.write_page(net, page)
     command = [

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.scripts import load_script
 
 from weft.compiler.export.linking import build_program, c_compiler, runner
 from weft.compiler.export.machines import platform_named
@@ -26,15 +25,6 @@ CODE = 64 * 1024
 """The most bytes of code, tables and constants beside the weights."""
 
 
-def example() -> Any:
-    spec = importlib.util.spec_from_file_location("stories_in_c", EXAMPLE / "export.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not STORIES.exists(), reason="the model is not here")
 @pytest.mark.parametrize("target", ["host", "aarch64-linux", "riscv64-linux"])
@@ -44,7 +34,7 @@ def test_a_c_program_tells_the_story_byte_for_byte(target: str, tmp_path: Path) 
         pytest.skip(f"no C compiler for {target} is found")
     if target != "host" and not any(map(shutil.which, platform.emulators)):
         pytest.skip(f"no emulator of {target} is found")
-    shipped = example().export(STORIES, tmp_path / "model", target)
+    shipped = load_script(EXAMPLE / "export.py").export(STORIES, tmp_path / "model", target)
     shutil.copy(EXAMPLE / "stories.c", shipped.folder)
     files = [shipped.folder / name for name in ("stories.c", "model.a")]
     build_program(platform, target, files, tmp_path / "stories")

@@ -259,7 +259,7 @@ def install() -> None:
     assert "weft" not in sys.modules, "coverage is installed before weft is imported"
     sys.meta_path.insert(0, _Finder())
     from weft.compiler.function import jit
-    from weft.compiler.lowering.nodes import SINGLES
+    from weft.compiler.lowering.nodes import NODE_KERNELS
     from weft.compiler.plan import planning
 
     plan_graph, record = planning.plan_graph, jit.record
@@ -277,12 +277,12 @@ def install() -> None:
 
     planning.plan_graph = counted
     jit.record = recorded  # type: ignore[attr-defined]
-    SINGLES.update({name: _counted(name, write) for name, write in SINGLES.items()})
+    NODE_KERNELS.update({name: _counted(name, write) for name, write in NODE_KERNELS.items()})
 
 
 def _counted(name: str, write: Any) -> Any:
-    def kernel(draft: Any) -> Any:
-        made = write(draft)
+    def kernel(builder: Any) -> Any:
+        made = write(builder)
         if made is not None:
             REACHED[f"node {name}"] += 1
         return made
@@ -300,9 +300,9 @@ def _primitives(graph: Any) -> set[str]:
 
 def _kind(call: Any) -> str:
     if call.members:
-        return "ensemble"
+        return "grouped launch"
     if call.stages:
-        return "chain"
+        return "row fusion"
     if call.nested is not None:
         return f"control {call.name}"
     if call.node is not None:
@@ -314,18 +314,18 @@ def _kind(call: Any) -> str:
 
 def expected() -> list[str]:
     """All that should be reached."""
-    from weft.compiler.lowering.nodes import SINGLES
+    from weft.compiler.lowering.nodes import NODE_KERNELS
     from weft.compiler.targets.cpu import target  # it brings primitives of its own
     from weft.ir.primitive import PRIMITIVES
 
     assert target.CPU.passes
     launches = (
-        "group", "chain", "ensemble", "reference", "copy", "dot", "dots", "sums", "pack", "conv",
-        "control scan", "control switch", "control while",
+        "group", "row fusion", "grouped launch", "reference", "copy", "dot", "dots", "sums", "pack",
+        "conv", "control scan", "control switch", "control while",
     )  # fmt: skip
     found = [f"primitive {name}" for name in sorted(PRIMITIVES)]
     found += [f"launch {name}" for name in launches]
-    found += [f"node {name}" for name in sorted(SINGLES)]
+    found += [f"node {name}" for name in sorted(NODE_KERNELS)]
     return [*found, *branches()]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.refusals import check_refusal
 
 import weft as wf
 from weft.testing import check_grads
@@ -580,14 +581,4 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[wf.WeftError], str, str]] =
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_explained(name: str) -> None:
-    call, kind, op, problem = MISTAKES[name]
-    with pytest.raises(kind) as caught:
-        call()
-    error = caught.value
-    assert error.op == op
-    assert problem in error.problem
-    assert error.expected
-    assert error.got
-    assert error.fix
-    assert error.at is not None
-    assert error.at.file == __file__
+    check_refusal(MISTAKES[name], __file__)

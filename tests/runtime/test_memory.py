@@ -21,7 +21,7 @@ from weft.core.errors import GraphError, OutOfMemoryError
 from weft.core.host_memory import available_memory
 from weft.core.locations import Location
 from weft.runtime import arena as arena_module
-from weft.runtime.arena import Arena, account, allocate
+from weft.runtime.arena import Arena, Block, account, allocate
 from weft.runtime.memory import ALIGNMENT, Lifetime, MemoryPlan, Planner, plan
 
 
@@ -233,9 +233,10 @@ def test_what_is_allocated_is_what_was_predicted() -> None:
     before = account.current
     account.reset()
     for _ in range(3):
-        with arena.lease(needed) as block:
-            assert block.address % ALIGNMENT == 0
-            block.memory[:] = 1
+        block = arena.take(needed)
+        assert block.address % ALIGNMENT == 0
+        block.memory[:] = 1
+        arena.give(block)
     assert account.peak - before == needed.peak
     assert account.current - before == needed.peak
 
@@ -256,30 +257,25 @@ def test_memory_is_freed_with_the_program() -> None:
 
 def test_a_block_is_used_again_unless_it_is_too_small() -> None:
     arena = Arena()
-    with arena.lease(needing(1000)) as small:
-        pass
-    with arena.lease(needing(10)) as again:
-        assert again is small
-    with arena.lease(needing(5000)) as larger:
-        assert larger.size == 5056
-    with arena.lease(needing(1000)) as last:
-        assert last is larger
+
+    def taken_and_given(size: int) -> Block:
+        block = arena.take(needing(size))
+        arena.give(block)
+        return block
+
+    small = taken_and_given(1000)
+    assert taken_and_given(10) is small
+    larger = taken_and_given(5000)
+    assert larger.size == 5056
+    assert taken_and_given(1000) is larger
     arena.release()
-    with arena.lease(needing(1000)) as fresh:
-        assert fresh.size == 1024
+    assert taken_and_given(1000).size == 1024
 
 
 def test_two_calls_at_once_get_two_blocks() -> None:
     arena = Arena()
-    with arena.lease(needing(64)) as a, arena.lease(needing(64)) as b:
-        assert a.address != b.address
-
-
-def test_a_block_comes_back_also_after_an_error() -> None:
-    arena = Arena()
-    with pytest.raises(ZeroDivisionError), arena.lease(needing(64)) as block:
-        1 / 0
-    assert arena.take(needing(64)) is block
+    a, b = arena.take(needing(64)), arena.take(needing(64))
+    assert a.address != b.address
 
 
 def test_threads_do_not_share_a_block() -> None:
@@ -287,10 +283,11 @@ def test_threads_do_not_share_a_block() -> None:
 
     def call(number: int) -> None:
         for _ in range(200):
-            with arena.lease(needing(256)) as block:
-                block.memory[:] = number
-                if not (block.memory == number).all():
-                    wrong.append(number)
+            block = arena.take(needing(256))
+            block.memory[:] = number
+            if not (block.memory == number).all():
+                wrong.append(number)
+            arena.give(block)
 
     threads = [Thread(target=call, args=(number,)) for number in range(4)]
     for thread in threads:

@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 
 import weft as wf
-from weft.cli.configuration import Configuration, configured
+from weft.cli.configuration import Configuration, read_configuration
 from weft.cli.from_files import is_program_file, is_settings, row_inputs, train_file
 from weft.cli.loading import NEEDED, load, require
 from weft.cli.mistakes import Mistake, unknown_key
 from weft.cli.printing import say
 from weft.files import open_file, replacing, unpacked_limit
 
-__all__ = ["bench", "evaluate", "predict", "train", "trained"]
+__all__ = ["bench", "evaluate", "load_trained", "predict", "train"]
 
 
 def train(flags: Namespace) -> int:
@@ -41,7 +41,7 @@ def train(flags: Namespace) -> int:
         flags.config, flags.program = flags.program, None
     if flags.overrides:
         raise Mistake(f"a program's settings are given by --set {flags.overrides[0]}")
-    chosen = configured(flags)
+    chosen = read_configuration(flags)
     wf.random.seed(chosen.seed)
     parts = load(chosen.program, chosen.set)
     require(parts, chosen.program, *NEEDED)
@@ -98,7 +98,7 @@ def _settings_of(chosen: Configuration) -> dict[str, Any]:
 
 def evaluate(flags: Namespace) -> int:
     """`weft eval`."""
-    trainer, parts = trained(flags)
+    trainer, parts = load_trained(flags)
     held_out = "validation_data" if parts.get("validation_data") is not None else "train_data"
     require(parts, flags.program, "loss", held_out)
     numbers = round_numbers(trainer.evaluate(parts[held_out], batch_size=flags.batch_size))
@@ -113,7 +113,7 @@ def evaluate(flags: Namespace) -> int:
 
 def predict(flags: Namespace) -> int:
     """`weft predict`."""
-    trainer, parts = trained(flags)
+    trainer, parts = load_trained(flags)
     if flags.input and is_settings(flags.program) and flags.input.endswith((".csv", ".parquet")):
         data = row_inputs(flags.program, flags.set or [], flags.input)
     elif flags.input:
@@ -154,9 +154,9 @@ def bench(flags: Namespace) -> int:
     return 0
 
 
-def trained(flags: Namespace) -> tuple[Any, dict[str, Any]]:
+def load_trained(flags: Namespace) -> tuple[Any, dict[str, Any]]:
     """The program, with the weights of a checkpoint if a folder is named."""
-    chosen = configured(Namespace(program=flags.program, set=flags.set))
+    chosen = read_configuration(Namespace(program=flags.program, set=flags.set))
     parts = load(chosen.program, chosen.set)
     require(parts, chosen.program, "model")
     trainer = wf.train.Trainer(

@@ -5,7 +5,7 @@
     [set]
     lr = 0.01
 
->>> configured(Namespace(program="digits", set=["lr=1e-3"])).set
+>>> read_configuration(Namespace(program="digits", set=["lr=1e-3"])).set
 {'lr': 0.001}
 """
 
@@ -26,7 +26,7 @@ from weft.files import read_text
 LARGEST = 1 << 20
 """The most bytes of a file of settings."""
 
-__all__ = ["Configuration", "configured"]
+__all__ = ["Configuration", "read_configuration"]
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Configuration:
     set: dict[str, Any] = field(default_factory=dict)
 
 
-def configured(flags: Namespace) -> Configuration:
+def read_configuration(flags: Namespace) -> Configuration:
     """The file's keys, then the flags that were given."""
     configuration = Configuration()
     if getattr(flags, "config", None):

@@ -35,15 +35,9 @@ from weft.cli.registry import program_of
 __all__ = ["load", "settings_of"]
 
 PARTS = (
-    "model",
-    "loss",
-    "optimizer",
-    "train_data",
-    "validation_data",
-    "metrics",
-    "callbacks",
+    "model", "loss", "optimizer", "train_data", "validation_data", "metrics", "callbacks",
     "schedule",
-)
+)  # fmt: skip
 NEEDED = PARTS[:4]
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import weft as wf
 from weft.cli.commands import load_trained_weights
-from weft.cli.configuration import configured
+from weft.cli.configuration import read_configuration
 from weft.cli.loading import check_settings, find, load
 from weft.cli.mistakes import Mistake, unknown_key
 from weft.cli.printing import say
@@ -27,14 +27,9 @@ from weft.tools.subject import Place
 from weft.train.batches import as_loader, batches_of, split
 
 __all__ = [
-    "check",
-    "example_inputs",
-    "parsed_type",
-    "show",
-    "step_and_arguments",
-    "trained_or_network",
+    "check", "example_inputs", "parsed_type", "show", "step_and_arguments", "trained_or_network",
     "types_for_any_batch",
-]
+]  # fmt: skip
 
 RUNS = 5
 """How often a program is run to time its kernels."""
@@ -114,7 +109,7 @@ def _network(program: str, flags: Namespace) -> dict[str, Any]:
         if not Path(program).is_file():
             raise Mistake(f"no such file: {program}")
         return {"model": wf.onnx.load(program)}
-    settings = configured(Namespace(program=program, set=flags.set)).set
+    settings = read_configuration(Namespace(program=program, set=flags.set)).set
     loaded = find(program)
     if isinstance(loaded, wf.nn.Module) or (_takes_tensors(loaded) and flags.input):
         if settings:

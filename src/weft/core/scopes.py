@@ -17,8 +17,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
-"""The phases of a training step."""
+FORWARD, BACKWARD = "forward", "backward"
+"""The phases of a training step; the third is "update"."""
 
 
 class Scopes(threading.local):

@@ -32,7 +32,7 @@ __all__ = ["load_encrypted", "save_encrypted"]
 
 VARIABLE = "WEFT_WEIGHTS_KEY"
 """The variable of the environment that holds the key, if nothing else is said."""
-KEY_BYTES, NONCE_BYTES, TAG_BYTES = 32, 12, 16
+KEY_BYTES, TAG_BYTES = 32, 16
 PIECE = 1 << 20
 MAGIC = b"WEFTENC1"
 HEADER = struct.Struct("<8s8sQ")

@@ -39,26 +39,8 @@ from weft.graph.variables import (
 )
 
 __all__ = [
-    "Graph",
-    "Model",
-    "Net",
-    "Node",
-    "Operation",
-    "Placeholder",
-    "RegisterGradient",
-    "Session",
-    "Variable",
-    "adopt",
-    "apply",
-    "constant",
-    "current",
-    "default_graph",
-    "global_variables",
-    "global_variables_initializer",
-    "group",
-    "identity",
-    "name_scope",
-    "placeholder",
-    "reset_default_graph",
-    "trainable_variables",
-]
+    "Graph", "Model", "Net", "Node", "Operation", "Placeholder", "RegisterGradient", "Session",
+    "Variable", "adopt", "apply", "constant", "current", "default_graph", "global_variables",
+    "global_variables_initializer", "group", "identity", "name_scope", "placeholder",
+    "reset_default_graph", "trainable_variables",
+]  # fmt: skip

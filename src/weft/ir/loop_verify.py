@@ -45,6 +45,8 @@ def verify_kernel(kernel: Kernel) -> None:
 
 @dataclass
 class _Check:
+    """Goes through a kernel, and raises at the first thing that the loop language forbids."""
+
     kernel: Kernel
     _vectors: tuple[Scalar, ...] = ()
 

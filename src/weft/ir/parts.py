@@ -24,9 +24,6 @@ from weakref import ref
 from weft.core.errors import ArgumentError
 from weft.ir.tensor import Tensor
 
-Origin = tuple["ref[Tensor]", Any, Any]
-"""The tensor that a part was taken from, how, and that tensor's own origin."""
-
 CHOSEN = "chosen"
 """How a tensor that may be another one, as a traced test says, is a part of that."""
 

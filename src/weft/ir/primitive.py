@@ -65,7 +65,7 @@ class Primitive:
     Call it by `scalar_functions.lower_element`. None where the kind says it all, or where the
     compiler has a kernel of the primitive (`weft.compiler.lowering.nodes`), which it checks when it
     is imported; `Unsupported("why")` where the primitive is called by reference.
-    loops(draft): the kernel of a primitive that is not element-wise, as those in lowering/nodes.
+    loops(builder): the kernel of a primitive that is not element-wise, as those in lowering/nodes.
     native: the functions of a shared library that compute it; the target calls them.
     """
 

@@ -26,7 +26,7 @@ from weft.ir.places import TRANSFER, result_places
 from weft.ir.primitive import Primitive
 from weft.ir.sizes import specialize
 from weft.ir.tensor import Tensor, Trace, Traced, host_array, traces, wrap
-from weft.ir.walking import is_pure
+from weft.ir.walking import without_dead_nodes
 
 
 class Staged(Traced):
@@ -163,17 +163,6 @@ def trace(
         outputs = tuple(recorder.atom(result) for result in results)
     graph = Graph((*inputs, *recorder.captures), tuple(recorder.nodes), outputs)
     return Closure(graph if whole else without_dead_nodes(graph), tuple(recorder.captured))
-
-
-def without_dead_nodes(graph: Graph) -> Graph:
-    """The graph without nodes that no output needs."""
-    needed: set[Atom] = set(graph.outputs)
-    reversed_nodes: list[GraphNode] = []
-    for node in reversed(graph.nodes):
-        if not needed.isdisjoint(node.results) or not is_pure(node):
-            reversed_nodes.append(node)
-            needed.update(node.operands)
-    return Graph(graph.inputs, tuple(reversed(reversed_nodes)), graph.outputs, graph.name)
 
 
 def substitute(graph: Graph, known: dict[Variable, Literal], inputs: tuple[Variable, ...]) -> Graph:

@@ -73,7 +73,7 @@ class Walk:
         if not self.changed:
             return self.graph
         outputs = tuple([self.renamed_atom(atom) for atom in self.graph.outputs])
-        return _without_dead_nodes(
+        return without_dead_nodes(
             Graph(self.graph.inputs, tuple(self.nodes), outputs, self.graph.name)
         )
 
@@ -171,9 +171,9 @@ class Walk:
         return value if all(a is b for a, b in zip(new, value, strict=True)) else new
 
 
-def _without_dead_nodes(graph: Graph) -> Graph:
-    """The graph without pure nodes that no output needs; see `tracing.without_dead_nodes`."""
-    needed = set(graph.outputs)
+def without_dead_nodes(graph: Graph) -> Graph:
+    """The graph without pure nodes that no output needs."""
+    needed: set[Atom] = set(graph.outputs)
     reversed_nodes: list[GraphNode] = []
     for node in reversed(graph.nodes):
         if not needed.isdisjoint(node.results) or not is_pure(node):

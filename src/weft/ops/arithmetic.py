@@ -31,31 +31,10 @@ from weft.ops.operands import alias, as_integer, convert_to, promote_operands, w
 from weft.ops.selection import where
 
 __all__ = [
-    "abs",
-    "add",
-    "ceil",
-    "conj",
-    "copysign",
-    "divide",
-    "floor",
-    "floor_divide",
-    "fmod",
-    "hypot",
-    "imag",
-    "maximum",
-    "minimum",
-    "multiply",
-    "negative",
-    "nextafter",
-    "positive",
-    "real",
-    "remainder",
-    "round",
-    "sign",
-    "square",
-    "subtract",
-    "trunc",
-]
+    "abs", "add", "ceil", "conj", "copysign", "divide", "floor", "floor_divide", "fmod", "hypot",
+    "imag", "maximum", "minimum", "multiply", "negative", "nextafter", "positive", "real",
+    "remainder", "round", "sign", "square", "subtract", "trunc",
+]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 _STEPS = constant("the result changes in steps")

@@ -27,7 +27,7 @@ from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.reverse import filled_tensor, zeros
 from weft.ir.tensor import Tensor
 from weft.ops import sharding_rules as shardings
-from weft.ops.elementwise import add
+from weft.ops.arithmetic import add
 from weft.ops.indexing import NO_DERIVATIVE, along_front, count_up, gather, scatter
 from weft.ops.movement import broadcast_to, check_one_dtype, is_below, reshape
 from weft.ops.selection import clip

@@ -26,17 +26,9 @@ from weft.ops.logic import logical_and, logical_not, logical_or
 from weft.ops.operands import convert_to
 
 __all__ = [
-    "equal",
-    "greater",
-    "greater_equal",
-    "isfinite",
-    "isinf",
-    "isnan",
-    "less",
-    "less_equal",
-    "not_equal",
-    "signbit",
-]
+    "equal", "greater", "greater_equal", "isfinite", "isinf", "isnan", "less", "less_equal",
+    "not_equal", "signbit",
+]  # fmt: skip
 
 _DISCRETE = constant("a truth value does not vary smoothly")
 

@@ -7,7 +7,7 @@ structure of the graph they come from, so a loop that is traced anew derives not
 >>> import numpy as np
 >>> from weft.core.types import spec
 >>> from weft.ops.control import closed_graph, run
->>> from weft.ops.elementwise import sin
+>>> from weft.ops.elementary import sin
 >>> graph = closed_graph(lambda x: [sin(x)], [spec("float32")])
 >>> run(graph, (np.float32(0.0),))[0].item()
 0.0

@@ -22,6 +22,7 @@ from weft.ir.graph import Graph
 from weft.ir.kinds import Control
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
+from weft.ops.arithmetic import multiply
 from weft.ops.control import (
     Array,
     batched_graph,
@@ -36,7 +37,7 @@ from weft.ops.control import (
     tangent_graph,
     union,
 )
-from weft.ops.elementwise import cos, exp, multiply, sin
+from weft.ops.elementary import cos, exp, sin
 
 __all__: list[str] = []
 

@@ -28,6 +28,7 @@ from weft.ir.kinds import Control
 from weft.ir.primitive import Primitive, Sample
 from weft.ir.sizes import specialize
 from weft.ir.tensor import Tensor
+from weft.ops.arithmetic import multiply
 from weft.ops.control import (
     Array,
     Marks,
@@ -43,7 +44,7 @@ from weft.ops.control import (
     select_marked,
     tangent_graph,
 )
-from weft.ops.elementwise import multiply, sin
+from weft.ops.elementary import sin
 
 __all__: list[str] = []
 

@@ -26,6 +26,7 @@ from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.reverse import or_zeros, zeros
 from weft.ir.tensor import Tensor
 from weft.ir.tracing import interpret
+from weft.ops.arithmetic import add, multiply, subtract
 from weft.ops.control import (
     Array,
     Marks,
@@ -47,7 +48,7 @@ from weft.ops.control import (
 )
 from weft.ops.control_branch import switch
 from weft.ops.conversion import convert
-from weft.ops.elementwise import add, multiply, sin, subtract
+from weft.ops.elementary import sin
 from weft.ops.reduction import reduce_sum
 
 __all__: list[str] = []

@@ -260,7 +260,7 @@ def primitive(
     batch(size, operands, axes, **attributes): (result, axis); "leading" where axes in front of
     all operands may be added at will. By default elements are taken one after the other.
     lower(scalars, *elements, **attributes): one element, of an element-wise operation.
-    loops(draft): the kernel of any other operation, in the loop language.
+    loops(builder): the kernel of any other operation, in the loop language.
     samples: operands of correct calls, from which `wf.testing.check_primitive` derives its tests.
 
     >>> import numpy as np
@@ -330,7 +330,7 @@ class Definition:
             self._check_lower(lower)
         if loops is not None and (not callable(loops) or self.results != 1):
             refuse(self.name, "loops are not a function that writes the kernel of one result",
-                   expected="loops=write, with write(draft) giving draft.kernel(...)",
+                   expected="loops=write, with write(builder) giving builder.kernel(...)",
                    got={"loops": loops, "results": self.results},
                    fix="leave loops out")  # fmt: skip
         new_primitive = Primitive(

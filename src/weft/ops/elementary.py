@@ -29,34 +29,10 @@ from weft.ops.operands import DTYPE_CLASSES, alias, wrong_dtype
 from weft.ops.selection import where
 
 __all__ = [
-    "acos",
-    "acosh",
-    "asin",
-    "asinh",
-    "atan",
-    "atan2",
-    "atanh",
-    "cbrt",
-    "cos",
-    "cosh",
-    "exp",
-    "exp2",
-    "expm1",
-    "log",
-    "log1p",
-    "log2",
-    "log10",
-    "logaddexp",
-    "pow",
-    "relu",
-    "rsqrt",
-    "sigmoid",
-    "sin",
-    "sinh",
-    "sqrt",
-    "tan",
-    "tanh",
-]
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "exp",
+    "exp2", "expm1", "log", "log1p", "log2", "log10", "logaddexp", "pow", "relu", "rsqrt",
+    "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh",
+]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 

@@ -33,9 +33,9 @@ from weft.ir.reverse import filled_tensor, zeros
 from weft.ir.sharding import SUM, Partial
 from weft.ir.tensor import Tensor
 from weft.ops import sharding_rules as shardings
+from weft.ops.arithmetic import divide, multiply
 from weft.ops.comparison import equal
 from weft.ops.creation import iota
-from weft.ops.elementwise import divide, multiply
 from weft.ops.movement import broadcast_to, check_one_dtype, inverse, reshape
 from weft.ops.operands import DTYPE_CLASSES, convert_to, scalar_tensor, wrong_dtype
 from weft.ops.selection import where

@@ -19,17 +19,9 @@ from weft.ir.tensor import Tensor
 from weft.ops.families import elementwise
 
 __all__ = [
-    "bitwise_and",
-    "bitwise_invert",
-    "bitwise_left_shift",
-    "bitwise_or",
-    "bitwise_right_shift",
-    "bitwise_xor",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "logical_xor",
-]
+    "bitwise_and", "bitwise_invert", "bitwise_left_shift", "bitwise_or", "bitwise_right_shift",
+    "bitwise_xor", "logical_and", "logical_not", "logical_or", "logical_xor",
+]  # fmt: skip
 
 _DISCRETE = constant("truth values and bits do not vary smoothly")
 

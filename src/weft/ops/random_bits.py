@@ -39,7 +39,7 @@ from weft.ir.kinds import Random
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor, Traced, traces, wrap
 from weft.ops import sharding_rules as shardings
-from weft.ops.elementwise import add
+from weft.ops.arithmetic import add
 
 __all__: list[str] = []
 

@@ -28,8 +28,8 @@ from weft.ir.kinds import DEAR, Opaque
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
 from weft.ops import sharding_rules as shardings
+from weft.ops.arithmetic import multiply
 from weft.ops.control import require_types
-from weft.ops.elementwise import multiply
 from weft.ops.families import elementwise, elementwise_samples
 from weft.ops.special_series import digamma
 

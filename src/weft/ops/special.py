@@ -34,19 +34,9 @@ from weft.ops.operands import DTYPE_CLASSES, as_integer, promote_operands, wrong
 from weft.ops.selection import where
 
 __all__ = [
-    "digamma",
-    "erf",
-    "erfc",
-    "erfinv",
-    "i0",
-    "i0e",
-    "i1",
-    "i1e",
-    "lgamma",
-    "polygamma",
-    "xlog1py",
+    "digamma", "erf", "erfc", "erfinv", "i0", "i0e", "i1", "i1e", "lgamma", "polygamma", "xlog1py",
     "xlogy",
-]
+]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 _BELL = 2.0 / math.sqrt(math.pi)

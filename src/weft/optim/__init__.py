@@ -39,35 +39,11 @@ from weft.optim.precision import LossScale, mixed
 from weft.optim.rows import Rows, take_rows
 
 __all__ = [
-    "ASGD",
-    "LBFGS",
-    "SGD",
-    "Adadelta",
-    "Adafactor",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "ExponentialMovingAverage",
-    "Group",
-    "Lamb",
-    "Lion",
-    "LossScale",
-    "Muon",
-    "NAdam",
-    "Optimizer",
-    "RAdam",
-    "RMSprop",
-    "Rows",
-    "Rprop",
-    "SparseAdam",
-    "clip_grad_norm",
-    "clip_grad_value",
-    "mixed",
-    "rules",
-    "schedules",
-    "take_rows",
-]
+    "ASGD", "LBFGS", "SGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax",
+    "ExponentialMovingAverage", "Group", "Lamb", "Lion", "LossScale", "Muon", "NAdam", "Optimizer",
+    "RAdam", "RMSprop", "Rows", "Rprop", "SparseAdam", "clip_grad_norm", "clip_grad_value", "mixed",
+    "rules", "schedules", "take_rows",
+]  # fmt: skip
 
 _explain_all(globals(), __all__)
 _explain_attributes(Optimizer, "optimizer")

@@ -18,7 +18,7 @@ from weft.optim import rules
 from weft.optim.groups import Parameters
 from weft.optim.optimizer import Optimizer, Shared, wide_dtype
 from weft.optim.optimizers import Adam, Betas, Options, Rate
-from weft.optim.rules import Rule, State
+from weft.optim.rules import State
 
 
 class NAdam(Optimizer):
@@ -33,6 +33,8 @@ class NAdam(Optimizer):
     """
 
     rowwise = False
+    _rule = staticmethod(rules.nadam)
+    _slots = ("mean", "square")
 
     def __init__(
         self,
@@ -55,14 +57,6 @@ class NAdam(Optimizer):
         }
         super().__init__(parameters, options, **shared)
 
-    def rule(self, options: Options) -> Rule:
-        """See `Optimizer`."""
-        return rules.nadam
-
-    def slots(self, options: Options) -> dict[str, float]:
-        """See `Optimizer`."""
-        return {"mean": 0.0, "square": 0.0}
-
     def _initial_state(self, p: wf.Tensor, options: Options) -> State:
         """The averages, and the product of all momenta so far, one number."""
         product = wf.ones((), dtype=wide_dtype(p), device=p.device)
@@ -79,6 +73,9 @@ class RAdam(Optimizer):
     >>> round(w.item(), 4)
     0.8
     """
+
+    _rule = staticmethod(rules.radam)
+    _slots = ("mean", "square")
 
     def __init__(
         self,
@@ -99,14 +96,6 @@ class RAdam(Optimizer):
         }
         super().__init__(parameters, options, **shared)
 
-    def rule(self, options: Options) -> Rule:
-        """See `Optimizer`."""
-        return rules.radam
-
-    def slots(self, options: Options) -> dict[str, float]:
-        """See `Optimizer`."""
-        return {"mean": 0.0, "square": 0.0}
-
 
 class Adamax(Optimizer):
     """Adam by the largest gradients so far; see `rules.adamax`.
@@ -119,6 +108,9 @@ class Adamax(Optimizer):
     [0.5, -199.5]
     """
 
+    _rule = staticmethod(rules.adamax)
+    _slots = ("mean", "largest")
+
     def __init__(
         self,
         parameters: Parameters | None = None,
@@ -130,14 +122,6 @@ class Adamax(Optimizer):
     ) -> None:
         options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(parameters, options, **shared)
-
-    def rule(self, options: Options) -> Rule:
-        """See `Optimizer`."""
-        return rules.adamax
-
-    def slots(self, options: Options) -> dict[str, float]:
-        """See `Optimizer`."""
-        return {"mean": 0.0, "largest": 0.0}
 
 
 class SparseAdam(Adam):
@@ -155,6 +139,8 @@ class SparseAdam(Adam):
     [[1.0, 1.0], [0.5, 0.5], [1.0, 1.0]]
     """
 
+    _rule = staticmethod(rules.sparse_adam)
+
     def __init__(
         self,
         parameters: Parameters | None = None,
@@ -164,10 +150,6 @@ class SparseAdam(Adam):
         **shared: Unpack[Shared],
     ) -> None:
         super().__init__(parameters, lr, betas, eps, **shared)
-
-    def rule(self, options: Options) -> Rule:
-        """See `Optimizer`."""
-        return rules.sparse_adam
 
 
 class Adafactor(Optimizer):
@@ -184,6 +166,8 @@ class Adafactor(Optimizer):
     """
 
     rowwise = False
+    _rule = staticmethod(rules.adafactor)
+    _slots = ("square",)
 
     def __init__(
         self,
@@ -213,14 +197,6 @@ class Adafactor(Optimizer):
             "weight_decay": weight_decay,
         }
         super().__init__(parameters, options, **shared)
-
-    def rule(self, options: Options) -> Rule:
-        """See `Optimizer`."""
-        return rules.adafactor
-
-    def slots(self, options: Options) -> dict[str, float]:
-        """See `Optimizer`."""
-        return {"square": 0.0}
 
     def _initial_state(self, p: wf.Tensor, options: Options) -> State:
         """Means over rows and over columns; of a line, all squares."""

@@ -17,8 +17,7 @@ import weft as wf
 from weft.optim import rules
 from weft.optim.groups import Parameters
 from weft.optim.optimizer import Optimizer, Shared
-from weft.optim.optimizers import Options, Rate
-from weft.optim.rules import Rule
+from weft.optim.optimizers import Rate
 
 
 class Rprop(Optimizer):
@@ -31,6 +30,9 @@ class Rprop(Optimizer):
     >>> w.tolist()
     [0.75, -199.75]
     """
+
+    _rule = staticmethod(rules.rprop)
+    _slots = ("gradient", "size")
 
     def __init__(
         self,
@@ -53,14 +55,6 @@ class Rprop(Optimizer):
         options = {"lr": lr, "etas": etas, "step_sizes": step_sizes}
         super().__init__(parameters, options, **shared)
 
-    def rule(self, options: Options) -> Rule:
-        """See `Optimizer`."""
-        return rules.rprop
-
-    def slots(self, options: Options) -> dict[str, float]:
-        """See `Optimizer`."""
-        return {"gradient": 0.0, "size": 0.0}
-
 
 class ASGD(Optimizer):
     """Gradient descent with a falling rate, and the average of its steps; see `rules.asgd`.
@@ -74,6 +68,9 @@ class ASGD(Optimizer):
     >>> round(w.item(), 4), round(optimizer.state[0]["average"].item(), 4)
     (0.5, 0.5)
     """
+
+    _rule = staticmethod(rules.asgd)
+    _slots = ("average",)
 
     def __init__(
         self,
@@ -93,11 +90,3 @@ class ASGD(Optimizer):
             "weight_decay": weight_decay,
         }
         super().__init__(parameters, options, **shared)
-
-    def rule(self, options: Options) -> Rule:
-        """See `Optimizer`."""
-        return rules.asgd
-
-    def slots(self, options: Options) -> dict[str, float]:
-        """See `Optimizer`."""
-        return {"average": 0.0}

@@ -71,6 +71,10 @@ class Optimizer:
     """Whether the rule treats all elements alike, so that it can be applied to some rows only."""
     sharing: Any = None
     """How processes share gradients and state; see `wf.distributed.data_parallel`."""
+    _rule: Rule
+    """The update rule, whatever the options are; else `rule` is overridden."""
+    _slots: tuple[str, ...] = ()
+    """What the rule keeps, from zeros on, whatever the options are; else `slots` is overridden."""
     _is_scaled = False
     _options: dict[str, Any] | None = None
     """The options of an optimiser that waits for its parameters, in a graph."""
@@ -126,12 +130,12 @@ class Optimizer:
         return groups
 
     def rule(self, options: Mapping[str, Any]) -> Rule:
-        """The update rule of a group with these options."""
-        raise NotImplementedError
+        """The update rule of a group with these options: that of the class, if it has one."""
+        return self._rule
 
     def slots(self, options: Mapping[str, Any]) -> dict[str, float]:
         """The state that the rule keeps for each parameter, with its initial value."""
-        raise NotImplementedError
+        return dict.fromkeys(self._slots, 0.0)
 
     def _initial_state(self, p: wf.Tensor, options: Mapping[str, Any]) -> State:
         slots = self.slots(options).items()

@@ -38,6 +38,8 @@ class SGD(Optimizer):
     [0.5, 1.0]
     """
 
+    _rule = staticmethod(rules.sgd)
+
     def __init__(
         self,
         parameters: Parameters | None = None,
@@ -65,10 +67,6 @@ class SGD(Optimizer):
         }
         super().__init__(parameters, options, **shared)
 
-    def rule(self, options: Options) -> Rule:
-        """See `Optimizer`."""
-        return rules.sgd
-
     def slots(self, options: Options) -> dict[str, float]:
         """See `Optimizer`."""
         return {} if is_zero(options["momentum"]) else {"momentum": 0.0}
@@ -84,6 +82,8 @@ class Adam(Optimizer):
     >>> [round(value, 4) for value in w.tolist()]
     [0.5, -199.5]
     """
+
+    _rule = staticmethod(rules.adam)
 
     def __init__(
         self,
@@ -104,10 +104,6 @@ class Adam(Optimizer):
         }
         super().__init__(parameters, options, **shared)
 
-    def rule(self, options: Options) -> Rule:
-        """See `Optimizer`."""
-        return rules.adam
-
     def slots(self, options: Options) -> dict[str, float]:
         """See `Optimizer`."""
         return {"mean": 0.0, "square": 0.0, **({"largest": 0.0} if options["amsgrad"] else {})}
@@ -124,6 +120,8 @@ class AdamW(Adam):
     0.25
     """
 
+    _rule = staticmethod(rules.adamw)
+
     def __init__(
         self,
         parameters: Parameters | None = None,
@@ -136,10 +134,6 @@ class AdamW(Adam):
     ) -> None:
         super().__init__(parameters, lr, betas, eps, weight_decay, amsgrad, **shared)
 
-    def rule(self, options: Options) -> Rule:
-        """See `Optimizer`."""
-        return rules.adamw
-
 
 class RMSprop(Optimizer):
     """Gradients divided by the root of their mean square; see `rules.rmsprop`.
@@ -151,6 +145,8 @@ class RMSprop(Optimizer):
     >>> round(w.item(), 4)
     0.8
     """
+
+    _rule = staticmethod(rules.rmsprop)
 
     def __init__(
         self,
@@ -173,10 +169,6 @@ class RMSprop(Optimizer):
         }
         super().__init__(parameters, options, **shared)
 
-    def rule(self, options: Options) -> Rule:
-        """See `Optimizer`."""
-        return rules.rmsprop
-
     def slots(self, options: Options) -> dict[str, float]:
         """See `Optimizer`."""
         chosen = {"mean": options["centered"], "momentum": not is_zero(options["momentum"])}
@@ -193,6 +185,8 @@ class Adagrad(Optimizer):
     >>> w.tolist()
     [0.5]
     """
+
+    _rule = staticmethod(rules.adagrad)
 
     def __init__(
         self,
@@ -213,10 +207,6 @@ class Adagrad(Optimizer):
         }
         super().__init__(parameters, options, **shared)
 
-    def rule(self, options: Options) -> Rule:
-        """See `Optimizer`."""
-        return rules.adagrad
-
     def slots(self, options: Options) -> dict[str, float]:
         """See `Optimizer`."""
         return {"sum": options["initial"]}
@@ -233,6 +223,9 @@ class Adadelta(Optimizer):
     0.9968
     """
 
+    _rule = staticmethod(rules.adadelta)
+    _slots = ("square", "delta")
+
     def __init__(
         self,
         parameters: Parameters | None = None,
@@ -244,14 +237,6 @@ class Adadelta(Optimizer):
     ) -> None:
         options = {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay}
         super().__init__(parameters, options, **shared)
-
-    def rule(self, options: Options) -> Rule:
-        """See `Optimizer`."""
-        return rules.adadelta
-
-    def slots(self, options: Options) -> dict[str, float]:
-        """See `Optimizer`."""
-        return {"square": 0.0, "delta": 0.0}
 
 
 class Lamb(Optimizer):
@@ -266,6 +251,8 @@ class Lamb(Optimizer):
     """
 
     rowwise = False
+    _rule = staticmethod(rules.lamb)
+    _slots = ("mean", "square")
 
     def __init__(
         self,
@@ -279,14 +266,6 @@ class Lamb(Optimizer):
         options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(parameters, options, **shared)
 
-    def rule(self, options: Options) -> Rule:
-        """See `Optimizer`."""
-        return rules.lamb
-
-    def slots(self, options: Options) -> dict[str, float]:
-        """See `Optimizer`."""
-        return {"mean": 0.0, "square": 0.0}
-
 
 class Lion(Optimizer):
     """Steps by the sign of an average gradient; half of Adam's state; see `rules.lion`.
@@ -299,6 +278,9 @@ class Lion(Optimizer):
     [0.75, -1.75]
     """
 
+    _rule = staticmethod(rules.lion)
+    _slots = ("mean",)
+
     def __init__(
         self,
         parameters: Parameters | None = None,
@@ -309,14 +291,6 @@ class Lion(Optimizer):
     ) -> None:
         options = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
         super().__init__(parameters, options, **shared)
-
-    def rule(self, options: Options) -> Rule:
-        """See `Optimizer`."""
-        return rules.lion
-
-    def slots(self, options: Options) -> dict[str, float]:
-        """See `Optimizer`."""
-        return {"mean": 0.0}
 
 
 class Muon(Optimizer):

@@ -31,23 +31,10 @@ if TYPE_CHECKING:
     from weft.optim.optimizer import Optimizer
 
 __all__ = [
-    "Constant",
-    "Cosine",
-    "CosineRestarts",
-    "Cyclic",
-    "Exponential",
-    "Lambda",
-    "Linear",
-    "MultiStep",
-    "OneCycle",
-    "Plateau",
-    "Polynomial",
-    "Schedule",
-    "Scheduler",
-    "Sequential",
-    "Step",
+    "Constant", "Cosine", "CosineRestarts", "Cyclic", "Exponential", "Lambda", "Linear",
+    "MultiStep", "OneCycle", "Plateau", "Polynomial", "Schedule", "Scheduler", "Sequential", "Step",
     "Warmup",
-]
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ counts what is allocated here, so that a plan's prediction can be compared with 
 >>> from weft.runtime.arena import Arena, account
 >>> from weft.runtime.memory import Lifetime, plan
 >>> arena, needed = Arena(), plan([Lifetime("x", 1000, 0, 0)])
->>> with arena.lease(needed) as block:
-...     block.address % 64, block.size
+>>> block = arena.take(needed)
+>>> block.address % 64, block.size
 (0, 1024)
+>>> arena.give(block)
 >>> arena.take(needed) is block
 True
 """
@@ -16,8 +17,6 @@ True
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 
@@ -104,15 +103,6 @@ class Arena:
     def give(self, block: Block) -> None:
         """Take a block back for the next call."""
         self._free.append(block)
-
-    @contextmanager
-    def lease(self, plan: MemoryPlan) -> Iterator[Block]:
-        """A block inside a `with` statement."""
-        block = self.take(plan)
-        try:
-            yield block
-        finally:
-            self.give(block)
 
     def release(self) -> None:
         """Free the blocks that are not in use."""

@@ -30,7 +30,8 @@ from weft.ir.graph import Atom, Graph, Literal, Variable
 from weft.ir.lifting import Lifting, lift
 from weft.ir.parts import possible_origins
 from weft.ir.tensor import Tensor, wrap
-from weft.ir.tracing import GraphTrace, without_dead_nodes
+from weft.ir.tracing import GraphTrace
+from weft.ir.walking import without_dead_nodes
 from weft.ops.random_bits import GENERATOR
 from weft.script.state import Journal, Touched
 

@@ -20,22 +20,13 @@ import weft as wf
 from weft.train.names import unknown
 
 __all__ = [
-    "BestCheckpoint",
-    "Callback",
-    "EarlyStopping",
-    "LambdaCallback",
-    "LearningRateLogger",
+    "BestCheckpoint", "Callback", "EarlyStopping", "LambdaCallback", "LearningRateLogger",
     "ScheduleCallback",
-]
+]  # fmt: skip
 
 HOOKS = (
-    "on_fit_begin",
-    "on_epoch_begin",
-    "on_step_begin",
-    "on_step_end",
-    "on_epoch_end",
-    "on_fit_end",
-)
+    "on_fit_begin", "on_epoch_begin", "on_step_begin", "on_step_end", "on_epoch_end", "on_fit_end",
+)  # fmt: skip
 
 
 class Callback:

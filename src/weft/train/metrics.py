@@ -24,17 +24,9 @@ import weft as wf
 from weft.train.names import unknown
 
 __all__ = [
-    "MAE",
-    "MSE",
-    "R2",
-    "Accuracy",
-    "Mean",
-    "Metric",
-    "Perplexity",
-    "TopK",
-    "as_metrics",
+    "MAE", "MSE", "R2", "Accuracy", "Mean", "Metric", "Perplexity", "TopK", "as_metrics",
     "register_metric",
-]
+]  # fmt: skip
 
 Array: TypeAlias = np.ndarray[Any, Any]
 IGNORED = -100

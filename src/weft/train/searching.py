@@ -28,14 +28,9 @@ from weft.train import batches
 from weft.train.plots import plot
 
 __all__ = [
-    "LearningRates",
-    "Trial",
-    "cross_validate",
-    "find_lr",
-    "halving_search",
-    "optuna_search",
+    "LearningRates", "Trial", "cross_validate", "find_lr", "halving_search", "optuna_search",
     "random_search",
-]
+]  # fmt: skip
 
 Space = Mapping[str, Any]
 Config = dict[str, Any]

@@ -46,7 +46,6 @@ __all__ = [
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
-Axis = Dimension | None  # None: any size
 
 
 @frozen

@@ -20,9 +20,10 @@ from weft.ir.functions import trace_function
 from weft.ir.graph import Graph, Variable
 from weft.ir.primitive import PRIMITIVES
 from weft.ir.tensor import Tensor
-from weft.ir.tracing import Closure, GraphTrace, interpret, without_dead_nodes
+from weft.ir.tracing import Closure, GraphTrace, interpret
+from weft.ir.walking import without_dead_nodes
+from weft.ops.arithmetic import conj
 from weft.ops.composed.creation import eye
-from weft.ops.elementwise import conj
 from weft.ops.operands import as_tensor, check_function, scalar_tensor
 from weft.transforms.arguments import (
     FlatFunction,

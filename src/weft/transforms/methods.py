@@ -28,7 +28,16 @@ from weft.ir.parts import as_part, refuse_choice, refuse_part
 from weft.ir.reverse import filled_like
 from weft.ir.tape import rebind
 from weft.ir.tensor import Tensor, traces, wrap
-from weft.ops import comparison, conversion, display, elementwise, exchange, logic, movement
+from weft.ops import (
+    arithmetic,
+    comparison,
+    conversion,
+    display,
+    elementary,
+    exchange,
+    logic,
+    movement,
+)
 from weft.ops.composed import (
     datatypes,
     gathering,
@@ -169,11 +178,11 @@ def _matrix_transpose(x: Tensor) -> Tensor:
 
 
 def _real_part(x: Tensor) -> Tensor:
-    return as_part(elementwise.real(x), x, "x.real")
+    return as_part(arithmetic.real(x), x, "x.real")
 
 
 def _imaginary_part(x: Tensor) -> Tensor:
-    return as_part(elementwise.imag(x), x, "x.imag")
+    return as_part(arithmetic.imag(x), x, "x.imag")
 
 
 def _namespace(x: Tensor, /, *, api_version: str | None = None) -> Any:
@@ -192,13 +201,13 @@ NAMESPACE: list[Any] = []
 """The public module, filled in by it."""
 
 OPERATORS: dict[str, Function] = {
-    "add": elementwise.add,
-    "sub": elementwise.subtract,
-    "mul": elementwise.multiply,
-    "truediv": elementwise.divide,
-    "floordiv": elementwise.floor_divide,
-    "mod": elementwise.remainder,
-    "pow": elementwise.pow,
+    "add": arithmetic.add,
+    "sub": arithmetic.subtract,
+    "mul": arithmetic.multiply,
+    "truediv": arithmetic.divide,
+    "floordiv": arithmetic.floor_divide,
+    "mod": arithmetic.remainder,
+    "pow": elementary.pow,
     "matmul": products.matmul,
     "and": logic.bitwise_and,
     "or": logic.bitwise_or,
@@ -214,9 +223,9 @@ SIGNS: dict[str, str] = {
 """How the operators are written."""
 
 SPECIAL: dict[str, Any] = {
-    "__neg__": elementwise.negative,
-    "__pos__": elementwise.positive,
-    "__abs__": elementwise.abs,
+    "__neg__": arithmetic.negative,
+    "__pos__": arithmetic.positive,
+    "__abs__": arithmetic.abs,
     "__invert__": logic.bitwise_invert,
     "__eq__": _comparison(comparison.equal),
     "__ne__": _comparison(comparison.not_equal),
@@ -295,10 +304,10 @@ METHODS: dict[str, Function] = {
 }
 
 NAMED: dict[Any, tuple[str, ...]] = {
-    elementwise: (
-        "abs", "acos", "asin", "atan", "ceil", "conj", "cos", "cosh", "exp", "expm1", "floor",
-        "log", "log10", "log1p", "log2", "pow", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh",
-        "sqrt", "square", "tan", "tanh", "trunc", "relu",
+    arithmetic: ("abs", "ceil", "conj", "floor", "round", "sign", "square", "trunc"),
+    elementary: (
+        "acos", "asin", "atan", "cos", "cosh", "exp", "expm1", "log", "log10", "log1p", "log2",
+        "pow", "relu", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh",
     ),
     manipulation: (
         "broadcast_to", "expand_dims", "flip", "moveaxis", "roll", "squeeze", "swapaxes", "tile",

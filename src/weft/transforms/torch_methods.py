@@ -31,7 +31,7 @@ from weft.core.shapes import Dimension
 from weft.ir.parts import refuse_part
 from weft.ir.tape import rebind
 from weft.ir.tensor import Tensor
-from weft.ops import comparison, conversion, elementwise
+from weft.ops import arithmetic, comparison, conversion, elementary
 from weft.ops.composed import creation, gathering, manipulation
 from weft.ops.composed.elementwise import lerp
 from weft.ops.operands import as_tensor
@@ -115,12 +115,12 @@ def _conversion_to(dtype: DType) -> Function:
 
 def add(x: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
     """The sum, as `x + other`; `alpha` multiplies the other."""
-    return elementwise.add(x, other if alpha == 1 else elementwise.multiply(other, alpha))
+    return arithmetic.add(x, other if alpha == 1 else arithmetic.multiply(other, alpha))
 
 
 def sub(x: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
     """The difference, as `x - other`; `alpha` multiplies the other."""
-    return elementwise.subtract(x, other if alpha == 1 else elementwise.multiply(other, alpha))
+    return arithmetic.subtract(x, other if alpha == 1 else arithmetic.multiply(other, alpha))
 
 
 def check_same(sign: str, tensor: Tensor, result: Tensor) -> None:
@@ -165,7 +165,7 @@ def _in_place(name: str, function: Function) -> Function:
 
 def div(x: Tensor, other: Any) -> Tensor:
     """The quotient, as `x / other`; `x // other` is rounded down."""
-    return elementwise.divide(x, other)
+    return arithmetic.divide(x, other)
 
 
 def transposed_matrix(x: Tensor) -> Tensor:
@@ -249,10 +249,10 @@ SIGNS: dict[str, str] = {"add_": "+", "sub_": "-", "mul_": "*", "div_": "/", "po
 IN_PLACE: dict[str, Function] = {
     "add_": add,
     "sub_": sub,
-    "mul_": elementwise.multiply,
-    "div_": elementwise.divide,
-    "pow_": elementwise.pow,
-    "neg_": elementwise.negative,
+    "mul_": arithmetic.multiply,
+    "div_": arithmetic.divide,
+    "pow_": elementary.pow,
+    "neg_": arithmetic.negative,
     "clip_": clip,
     "clamp_": clip,
     "lerp_": lerp,
@@ -273,9 +273,9 @@ COMPARISONS: dict[str, Function] = {
 TORCH_METHODS: dict[str, Function] = {
     "add": add,
     "sub": sub,
-    "mul": elementwise.multiply,
+    "mul": arithmetic.multiply,
     "div": div,
-    "neg": elementwise.negative,
+    "neg": arithmetic.negative,
     "t": transposed_matrix,
     **COMPARISONS,
     "unsqueeze": unsqueeze,

@@ -12,7 +12,6 @@ from weft.compiler.targets.cuda.products.choice import (
     estimated_cycles,
     kernel_of,
     launch,
-    product_kernel,
 )
 from weft.compiler.targets.cuda.products.description import (
     Apply,
@@ -100,7 +99,7 @@ def test_other_dtypes_and_alignments_assemble_without_spills(spec: ProductSpec, 
 @pytest.mark.parametrize("size", [64, 512, 1024, 4096])
 def test_the_chosen_plan_has_the_least_estimate_and_fits_shared_memory(size: int) -> None:
     spec, sizes = ProductSpec("bfloat16"), Sizes(size, size, size)
-    kernel = product_kernel(spec, sizes)
+    kernel = kernel_of(spec, best_plan(spec, sizes))
     assert kernel.shared_bytes <= 227 * 1024
     cycles = estimated_cycles(spec, kernel.plan, sizes)
     assert cycles <= min(estimated_cycles(spec, plan, sizes) for plan in (LARGE, SQUARE, SMALL))

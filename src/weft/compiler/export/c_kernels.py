@@ -46,7 +46,6 @@ from weft.ir.loops import (
 from weft.ir.scalars import Buffer, Scalar, nodes_in_order
 from weft.ir.scalars import size as size_named
 
-Rule = Callable[..., str]
 DEEPEST = 6
 """How deep an expression is nested before a part of it gets a name."""
 

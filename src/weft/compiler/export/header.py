@@ -113,7 +113,7 @@ class Interface:
     threads: int = 1
 
     @property
-    def upper(self) -> str:
+    def macro_prefix(self) -> str:
         """The name as macros begin with it."""
         return self.name.upper()
 
@@ -132,7 +132,7 @@ def port_line(port: Port) -> str:
 
 def header_text(about: Interface) -> str:
     """The header."""
-    words = {"name": about.name, "upper": about.upper}
+    words = {"name": about.name, "upper": about.macro_prefix}
     weights = "const void *weights" if about.weights_file else ""
     told = " The weights must stay where they are." if weights else ""
     states = [state.port for state in about.program.states]
@@ -165,7 +165,7 @@ def header_text(about: Interface) -> str:
         heap=heap if about.heap else "",
         ports="".join(lines),
         most="".join(
-            f"#define {about.upper}_MOST_{name.upper()} {most} /* the largest {name} */\n"
+            f"#define {about.macro_prefix}_MOST_{name.upper()} {most} /* the largest {name} */\n"
             for name, most in about.program.sizes.largest.items()
         ),
         sizes="".join(
@@ -178,7 +178,7 @@ def header_text(about: Interface) -> str:
         parameters=run_parameters(about.name, about.program),
         states="".join(f" *   {n}  {port_line(port)}\n" for n, port in enumerate(states)),
         numbers="".join(
-            f"#define {about.upper}_STATE_{port.name.upper()} {n}\n"
+            f"#define {about.macro_prefix}_STATE_{port.name.upper()} {n}\n"
             for n, port in enumerate(states)
         ),
         tables="".join(_tables(about, states)),
@@ -197,7 +197,7 @@ def _tables(about: Interface, states: Sequence[Port]) -> Iterator[str]:
     """What goes in and out, for programs that ask."""
     groups = ("inputs", about.program.inputs), ("outputs", about.program.outputs)
     for title, ports in (*groups, ("states", states)):
-        yield f"#define {about.upper}_{title.upper()} {len(ports)}\n"
+        yield f"#define {about.macro_prefix}_{title.upper()} {len(ports)}\n"
         yield f"static const {about.name}_tensor {about.name}_{title}[] = {{\n"
         for port in ports:
             dims = [str(dim) if isinstance(dim, int) else "-1" for dim in port.type.shape]

@@ -40,8 +40,8 @@ WEIGHTS, SCRATCH, WHOLE, ERROR = 0, 8, 16, 24
 """Where in the head the address of the weights is, of scratch memory, what is freed, the error."""
 WORK, HELD, GROWN = 32, 40, 48
 """Where the address of work space is, how many bytes it has, and what is freed of it."""
-HEAD = POOL = LINE
-"""The bytes of the head; behind it is the pool of threads, if there is one."""
+POOL = LINE
+"""Where the pool of threads is, if there is one: behind the head, which takes a line of cache."""
 
 
 def in_lines(size: int) -> int:

@@ -119,7 +119,7 @@ static const void *load_weights(void)
 
 def main_text(about: Interface) -> str:
     """A main program in C."""
-    words = {"name": about.name, "upper": about.upper}
+    words = {"name": about.name, "upper": about.macro_prefix}
     program, weights = about.program, "load_weights()" if about.weights_file else ""
     arrays = [
         f"static {element_type(port.type.dtype)} {port.name}_data[{max(1, port.count)}];"
@@ -144,7 +144,8 @@ def main_text(about: Interface) -> str:
         create=create,
         usage="".join(f" [{name}]" for name in names),
         sizes="".join(
-            f"static size_t {name}_now = {about.upper}_MOST_{name.upper()};\n" for name in names
+            f"static size_t {name}_now = {about.macro_prefix}_MOST_{name.upper()};\n"
+            for name in names
         ),
         chosen="".join(
             f"    if (argc > {4 + n})\n        {name}_now = strtoull(argv[{4 + n}], NULL, 10);\n"

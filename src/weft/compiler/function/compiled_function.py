@@ -59,7 +59,8 @@ from weft.ir.forward import without_zero_tangents
 from weft.ir.graph import Graph
 from weft.ir.sizes import specialize
 from weft.ir.tensor import Tensor, about_to_write, grad_mode, traces, wrap
-from weft.ir.tracing import interpret, without_dead_nodes
+from weft.ir.tracing import interpret
+from weft.ir.walking import without_dead_nodes
 from weft.ops.control import Marks, silent_graph
 from weft.ops.control_call import call_graph
 from weft.ops.random_bits import GENERATOR, refuse_batches

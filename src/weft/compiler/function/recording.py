@@ -41,7 +41,8 @@ from weft.ir.graph import Atom, Graph, Literal, Variable
 from weft.ir.lifting import Lifting, here, lift
 from weft.ir.tape import Leaf, Node, Projection
 from weft.ir.tensor import Tensor, Traced, grad_mode, traces, wrap
-from weft.ir.tracing import GraphTrace, place_of, substitute, without_dead_nodes
+from weft.ir.tracing import GraphTrace, place_of, substitute
+from weft.ir.walking import without_dead_nodes
 from weft.ops.random_bits import GENERATOR
 from weft.runtime.no_gc import pause_collection
 

@@ -39,8 +39,8 @@ from weft.ir.kinds import Elementwise, Movement
 from weft.ir.reverse import or_zeros, vjp
 from weft.ir.tape import LARGE, Node, Projection, hollow_tensor
 from weft.ir.tensor import Tensor, traces, wrap
-from weft.ir.tracing import interpret, without_dead_nodes
-from weft.ir.walking import is_pure
+from weft.ir.tracing import interpret
+from weft.ir.walking import is_pure, without_dead_nodes
 from weft.ops.control import (
     Marks,
     closed_graph,

@@ -2,7 +2,7 @@
 
 A reduction over the leading axes of a value, such as the gradient of a bias, goes down its columns.
 Chunk by chunk it is made of rows that lie side by side, by threads that divide the chunks, and can
-be a part of the chain that makes the rows (`weft.compiler.plan.row_fusion`), while they are in
+be a part of the fusion that makes the rows (`weft.compiler.plan.row_fusion`), while they are in
 cache. Where chunks begin depends on sizes only, and each column's sum has one order. Where rows do
 not come out even, or are not known before a program runs, the last chunk has fewer.
 

@@ -33,6 +33,8 @@ def merge_common_subexpressions(graph: Graph, tally: Tally | None = None) -> Gra
 
 
 class _Merge(Walk):
+    """Lets nodes that compute the same as an earlier one stand for it."""
+
     def __init__(self, graph: Graph, tally: Tally | None = None) -> None:
         super().__init__(graph, tally)
         self.known: dict[Hashable, tuple[Variable, ...]] = {}

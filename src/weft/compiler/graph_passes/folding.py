@@ -47,6 +47,8 @@ def fold_constants(graph: Graph, tally: Tally | None = None) -> Graph:
 
 
 class _Fold(Walk):
+    """Computes nodes whose operands are known, node by node."""
+
     def visit(self, node: GraphNode) -> Sequence[Atom] | None:
         numbers = [self.uniform(atom) for atom in node.operands]
         if node.operands and all(number is None for number in numbers):

@@ -30,6 +30,8 @@ def inline(graph: Graph, tally: Tally | None = None) -> Graph:
 
 
 class _Inline(Walk):
+    """Puts the nodes of called graphs in the place of calls."""
+
     def visit(self, node: GraphNode) -> Sequence[Atom] | None:
         if node.primitive.name in ("custom", "call"):
             graph = specialize(node.params["graph"], [atom.type for atom in node.operands])

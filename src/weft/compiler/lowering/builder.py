@@ -1,8 +1,8 @@
-"""Drafts: what the kernels of single nodes are written with.
+"""What the kernels of single nodes are written with.
 
-A draft knows one node. It names the node's buffers, writes sizes as expressions, and turns shapes
-and strides into loops and offsets; neighbouring axes that every access runs through in one stretch
-become one loop.
+A `KernelBuilder` knows one node. It names the node's buffers, writes sizes as expressions, and
+turns shapes and strides into loops and offsets; neighbouring axes that every access runs through in
+one stretch become one loop.
 
 >>> merge_axes((2, 3, 4), ((12, 4, 1), (0, 4, 1)))
 ((2, 12), ((12, 1), (0, 1)))
@@ -34,7 +34,7 @@ ZERO, ONE = scalars.const(0, INDEX), scalars.const(1, INDEX)
 
 
 @frozen
-class SingleKernel(Lowered):
+class NodeKernel(Lowered):
     """The kernel of one node; its work, in element operations; whether it checks its operands.
 
     copied: a result, and the operand that it is a copy of before the kernel changes it in places.
@@ -45,12 +45,12 @@ class SingleKernel(Lowered):
     copied: tuple[Variable, Variable | Literal] | None = None
 
 
-Singles: TypeAlias = SingleKernel | tuple[SingleKernel, ...] | None
+NodeKernels: TypeAlias = NodeKernel | tuple[NodeKernel, ...] | None
 """What a node becomes: one kernel, several that run in order, or none."""
 
 
-Write: TypeAlias = "Callable[[Draft], Singles]"
-SINGLES: dict[str, Write] = {}
+Write: TypeAlias = "Callable[[KernelBuilder], NodeKernels]"
+NODE_KERNELS: dict[str, Write] = {}
 """The kernel of each primitive that has one of its own; see `weft.compiler.lowering.nodes`."""
 
 
@@ -61,13 +61,13 @@ def kernel_of(*names: str) -> Callable[[Write], Write]:
     """
 
     def register(write: Write) -> Write:
-        SINGLES.update(dict.fromkeys(names, write))
+        NODE_KERNELS.update(dict.fromkeys(names, write))
         return write
 
     return register
 
 
-class Draft:
+class KernelBuilder:
     """The state of writing the kernel of one node with one result."""
 
     def __init__(
@@ -121,7 +121,7 @@ class Draft:
 
     def kernel(
         self, body: tuple[Statement, ...], work: Dimension, scratch: tuple[Scratch, ...] = ()
-    ) -> SingleKernel:
+    ) -> NodeKernel:
         """The finished kernel."""
         name = self.node.primitive.name
         read = any(self.report in _stored_buffers(statement) for statement in body)
@@ -129,9 +129,9 @@ class Draft:
         if read:
             buffers, values = (*buffers, self.report), (*values, self.error)
         kernel = Kernel(name, buffers, tuple(self.extents.symbols), with_blocks(body), scratch)
-        return SingleKernel(kernel, values, self.node.results, work=work, checked=read)
+        return NodeKernel(kernel, values, self.node.results, work=work, checked=read)
 
-    def update(self, body: tuple[Statement, ...], work: Dimension) -> SingleKernel:
+    def update(self, body: tuple[Statement, ...], work: Dimension) -> NodeKernel:
         """A kernel that changes a copy of operand 0 in places, and reads the other operands."""
         buffers, values = (*self.operands[1:], self.result), self.node.operands[1:]
         name, result = self.node.primitive.name, self.node.results[0]
@@ -141,16 +141,16 @@ class Draft:
             buffers, shown = (*buffers, self.report), (*shown, self.error)
         kernel = Kernel(name, buffers, tuple(self.extents.symbols), body)
         copied = result, self.node.operands[0]
-        return SingleKernel(kernel, shown, (result,), work=work, checked=reports, copied=copied)
+        return NodeKernel(kernel, shown, (result,), work=work, checked=reports, copied=copied)
 
     def check(
         self, body: tuple[Statement, ...], work: Dimension, operands: Sequence[int]
-    ) -> SingleKernel:
+    ) -> NodeKernel:
         """A kernel that does nothing but look at some operands, before others write."""
         buffers = (*[self.operands[number] for number in operands], self.report)
         values = (*[self.node.operands[number] for number in operands], self.error)
         kernel = Kernel("check", buffers, tuple(self.extents.symbols), body)
-        return SingleKernel(kernel, values, (), work=work, checked=True)
+        return NodeKernel(kernel, values, (), work=work, checked=True)
 
 
 def _stored_buffers(statement: Statement) -> set[Buffer]:

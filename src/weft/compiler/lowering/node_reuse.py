@@ -22,13 +22,13 @@ from dataclasses import replace
 from typing import Any
 
 from weft.compiler.lowering.group_reuse import rename_values
-from weft.compiler.lowering.nodes import SingleKernel, single_kernels
+from weft.compiler.lowering.nodes import NodeKernel, single_kernels
 from weft.compiler.targets.limits import LoweringLimits
 from weft.core.dtypes import DType
 from weft.core.shapes import Dim
 from weft.ir.graph import GraphNode, Literal, Variable
 
-Kernels = tuple[SingleKernel, ...]
+Kernels = tuple[NodeKernel, ...]
 NUMBERS = (int, float, str, Dim, DType, type(None))
 """What parameters are made of that are told apart by how they are written."""
 

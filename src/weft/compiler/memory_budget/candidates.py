@@ -1,4 +1,4 @@
-"""Ladders: choices of what to drop that are easy to weigh, of which the cheapest is taken.
+"""Choices of what to drop that are easy to weigh, of which the cheapest is taken.
 
 The values that are made before the peak are cut into segments, of a few lengths; what is carried
 over a cut is kept. For each length values are dropped one after the other, those first that take
@@ -12,8 +12,9 @@ least time to compute again for the bytes that they free, whatever made them.
 ...         x = wf.sin(x @ w)
 ...     return x.sum()
 >>> flow = Flow(wf.ir.trace(wf.grad(f), *[wf.spec("float32", (64, 64))] * 2), Limits())
->>> ladders = Ladders(flow)
->>> flow.weigh(frozenset()).peak, ladders.cheapest(200_000).peak, ladders.smallest_choice.peak
+>>> choices = DropChoices(flow)
+>>> chosen, smallest = choices.cheapest_choice(200_000), choices.smallest_choice
+>>> flow.weigh(frozenset()).peak, chosen.peak, smallest.peak
 (212992, 196608, 147456)
 """
 
@@ -25,7 +26,7 @@ from itertools import islice
 from weft.compiler.memory_budget.model import Flow, Weight
 from weft.ir.graph import Variable
 
-__all__ = ["Ladders"]
+__all__ = ["DropChoices"]
 
 LENGTHS = 16
 """How many lengths of segments there are. These numbers say how far is searched, not what a machine
@@ -42,13 +43,13 @@ SMALL = 8
 """How many times as large as what it is made from a value is for that to be kept for it."""
 
 
-class Ladders:
-    """The choices for one peak: for each length of segments a ladder, to be climbed so far."""
+class DropChoices:
+    """The choices for one peak: for each length of segments an order to drop values in."""
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self._bounds = list(self._lengths())
-        self._made: dict[int, Ladder] = {}
+        self._made: dict[int, DropOrder] = {}
 
     def _lengths(self) -> Iterator[int]:
         """The bytes of a segment's values, from half of all to a few of them."""
@@ -57,31 +58,29 @@ class Ladders:
         counts = dict.fromkeys(round(2 * SHORTER**power) for power in range(LENGTHS))
         yield from [total // count for count in counts if count <= most]
 
-    def _ladder(self, number: int) -> Ladder:
+    def _drop_order(self, number: int) -> DropOrder:
         if number not in self._made:
-            self._made[number] = Ladder(self.flow, self._bounds[number])
+            self._made[number] = DropOrder(self.flow, self._bounds[number])
         return self._made[number]
 
-    def cheapest(self, target: float) -> Weight | None:
+    def cheapest_choice(self, target: float) -> Weight | None:
         """Of the choices that fit, the one that costs least."""
 
         def rank(number: int) -> tuple[float, ...]:
-            ladder = self._ladder(number)
-            found = ladder.first_fitting_step(target)
-            return (
-                (1.0, ladder.lowest_step.peak) if found is None else (0.0, found.cost, found.peak)
-            )
+            order = self._drop_order(number)
+            found = order.first_fitting_step(target)
+            return (1.0, order.lowest_step.peak) if found is None else (0.0, found.cost, found.peak)
 
-        best = self._best_ladder(rank)
-        found = None if best is None else self._ladder(best).first_fitting_step(target)
+        best = self._best_length(rank)
+        found = None if best is None else self._drop_order(best).first_fitting_step(target)
         return (
             None
             if best is None or found is None
-            else self._ladder(best).prune_choice(found, target)
+            else self._drop_order(best).prune_choice(found, target)
         )
 
-    def _best_ladder(self, rank: Callable[[int], tuple[float, ...]]) -> int | None:
-        """The number of the ladder of least rank, looked for among a few, then beside the best."""
+    def _best_length(self, rank: Callable[[int], tuple[float, ...]]) -> int | None:
+        """The number of the length of least rank, looked for among a few, then beside the best."""
         ranks = {number: rank(number) for number in range(0, len(self._bounds), APART)}
         while ranks:
             best = min(ranks, key=lambda number: ranks[number])
@@ -94,12 +93,12 @@ class Ladders:
     @property
     def smallest_choice(self) -> Weight:
         """The choice that needs least memory."""
-        best = self._best_ladder(lambda number: (self._ladder(number).lowest_step.peak,))
+        best = self._best_length(lambda number: (self._drop_order(number).lowest_step.peak,))
         nothing = self.flow.weigh(frozenset())
         return (
             nothing
             if best is None
-            else min(nothing, self._ladder(best).lowest_step, key=_peak_and_cost)
+            else min(nothing, self._drop_order(best).lowest_step, key=_peak_and_cost)
         )
 
 
@@ -107,7 +106,7 @@ def _peak_and_cost(weight: Weight) -> tuple[float, float]:
     return weight.peak, weight.cost
 
 
-class Ladder:
+class DropOrder:
     """Steps of dropping more and more, where what is carried over the cuts is kept."""
 
     def __init__(self, flow: Flow, bound: int) -> None:

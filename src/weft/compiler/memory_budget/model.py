@@ -1,4 +1,4 @@
-"""Retention: what a program keeps from early to late, and what becomes of memory if it keeps less.
+"""What a program keeps from early to late, and what becomes of memory if it keeps less.
 
 A model of a graph's memory, quick enough to be asked thousands of times: the values that are
 written to memory, who reads them, and the bytes that live at each node. At the *peak* the graph is
@@ -29,7 +29,10 @@ from weft.ir.kinds import Collective, Contraction, Control, Effect, Gather, Opaq
 from weft.ir.walking import graphs_of, is_pure, replace_node
 from weft.ops.identity import barrier
 
-__all__ = ["Flow", "Weight", "prompt", "recomputing", "release_products", "values_again"]
+__all__ = [
+    "Flow", "Weight", "release_products", "values_again", "with_early_updates",
+    "with_recomputation",
+]  # fmt: skip
 
 WAIT = 64
 """After how many nodes an update has waited for something beside its product; of programs, not of
@@ -144,7 +147,9 @@ class Flow:
                 if not touched.isdisjoint(node.results):
                     self._places[place] = place, self._reads[node.results[0]]
                 continue
-            reads = tuple(dict.fromkeys([v for atom in node.operands for v in self.behind(atom)]))
+            reads = tuple(
+                dict.fromkeys([v for atom in node.operands for v in self.stored_reads(atom)])
+            )
             self._reads.update(dict.fromkeys(node.results, reads))
             if self.stored.isdisjoint(node.results):
                 touched.update(node.results)
@@ -164,7 +169,7 @@ class Flow:
             self.made.update(dict.fromkeys(node.results, place))
         return place
 
-    def behind(self, atom: Atom) -> Iterable[Variable]:
+    def stored_reads(self, atom: Atom) -> Iterable[Variable]:
         """The stored values that are read where an atom is needed."""
         if not isinstance(atom, Variable) or atom not in self.producer:
             return ()
@@ -188,7 +193,7 @@ class Flow:
     # --- what may be dropped -----------------------------------------------------------------
 
     @cached_property
-    def early(self) -> list[Variable]:
+    def stored_before_peak(self) -> list[Variable]:
         """The stored values from before the peak, in order."""
         nodes = self.graph.nodes[: self.start]
         return [v for node in nodes for v in node.results if v in self.stored]
@@ -197,12 +202,16 @@ class Flow:
     def needed_late(self) -> set[Variable]:
         """Those of them that something behind the peak reads."""
         late = {v for place, reads in self.readers if place >= self.start for v in reads}
-        return {v for v in self.early if v in late and v not in self.free}
+        return {v for v in self.stored_before_peak if v in late and v not in self.free}
 
     @cached_property
     def candidates(self) -> list[Variable]:
         """Those from the way up to the peak that can be computed again."""
-        near = [v for v in self.early if self.made[v] >= self.hill.start and v not in self.free]
+        near = [
+            v
+            for v in self.stored_before_peak
+            if self.made[v] >= self.hill.start and v not in self.free
+        ]
         return [v for v in near if self._repeats(v)]
 
     def _repeats(self, value: Variable) -> bool:
@@ -229,11 +238,6 @@ class Flow:
     def sources(self, value: Variable) -> tuple[Variable, ...]:
         """The stored values that a stored value is made from."""
         return self._reads[value]
-
-    @cached_property
-    def dear(self) -> set[Variable]:
-        """The candidates that are results of products, convolutions, loops and the like."""
-        return {v for v in self.candidates if self.producer[v].primitive.is_dear}
 
     @cached_property
     def costs(self) -> dict[Variable, float]:
@@ -367,8 +371,8 @@ class _Again:
 def release_products(flow: Flow) -> Graph:
     """The graph in which updates that have to wait do not let their products wait with them.
 
-    A product and the update that it is for are one chain, which holds what the product reads. Where
-    the update cannot be done at once, a barrier between them keeps only the product's result.
+    A product and the update that it is for are one row fusion, which holds what the product reads.
+    Where the update cannot be done at once, a barrier between them keeps only the product's result.
     """
     late: dict[Variable, int] = {}
     others: set[Variable] = set(flow.free)  # type: ignore[arg-type]
@@ -376,7 +380,7 @@ def release_products(flow: Flow) -> Graph:
         late.update(dict.fromkeys(reads, place))
     for node in flow.graph.nodes:
         if not (flow.stored.isdisjoint(node.results) or flow.free.issuperset(node.results)):
-            others.update(v for atom in node.operands for v in flow.behind(atom))
+            others.update(v for atom in node.operands for v in flow.stored_reads(atom))
     waiting = {
         v
         for v in flow.stored - others
@@ -386,7 +390,7 @@ def release_products(flow: Flow) -> Graph:
     return _fence_values(flow.graph, waiting) if waiting else flow.graph
 
 
-def prompt(flow: Flow) -> Graph:
+def with_early_updates(flow: Flow) -> Graph:
     """The graph with updates of state as early as they are done, so that nothing waits for them.
 
     With an update come the nodes that are part of it, as they are not written to memory.
@@ -426,7 +430,7 @@ def _fence_values(graph: Graph, values: set[Variable]) -> Graph:
     return Graph(graph.inputs, tuple(nodes), graph.outputs, graph.name)
 
 
-def recomputing(flow: Flow, dropped: frozenset[Variable]) -> Graph:
+def with_recomputation(flow: Flow, dropped: frozenset[Variable]) -> Graph:
     """The graph in which dropped values are computed again behind the peak.
 
     What they are computed from stands behind a barrier, made where the second computation is: so

@@ -24,14 +24,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from weft.compiler.fusion.costs import bytes_of
-from weft.compiler.memory_budget.candidates import Ladders
+from weft.compiler.memory_budget.candidates import DropChoices
 from weft.compiler.memory_budget.model import (
     Flow,
     Weight,
-    prompt,
-    recomputing,
     release_products,
     values_again,
+    with_early_updates,
+    with_recomputation,
 )
 from weft.compiler.pipeline import optimize
 from weft.compiler.report.memory_use import LiveValue, MemoryReport, Recomputed
@@ -205,7 +205,7 @@ def _follow_choices(graph: Graph, limits: Limits, choices: Sequence[Choice]) -> 
     """The graph after choices that were made before, round by round."""
     fit = Fit(release_products(Flow(graph, limits)) if choices else graph)
     for start, anchors, dropped in [choice for choice in choices if choice[0] >= 0]:
-        ordered = prompt(Flow(fit.graph, limits))
+        ordered = with_early_updates(Flow(fit.graph, limits))
         made = [value for node in ordered.nodes for value in node.results]
         flow = Flow(ordered, limits, frozenset(made[number] for number in anchors), start)
         fit = _apply_choice(fit, flow, frozenset(made[number] for number in dropped))
@@ -220,7 +220,7 @@ def _number_choice(flow: Flow, dropped: frozenset[Variable]) -> Choice:
 
 def _apply_choice(fit: Fit, flow: Flow, dropped: frozenset[Variable]) -> Fit:
     again = [_record_recomputed(flow, value) for value in values_again(flow, dropped)]
-    return Fit(recomputing(flow, dropped), (*fit.recomputed, *again))
+    return Fit(with_recomputation(flow, dropped), (*fit.recomputed, *again))
 
 
 def _record_recomputed(flow: Flow, value: Variable) -> Recomputed:
@@ -295,8 +295,8 @@ class _Round:
 
     def __init__(self, search: _Search, fit: Fit, before: _Plan | None) -> None:
         self.search, self.fit, self.before = search, fit, before
-        self.flow = Flow(prompt(Flow(fit.graph, search.limits)), search.limits)
-        self.ladders = Ladders(self.flow)
+        self.flow = Flow(with_early_updates(Flow(fit.graph, search.limits)), search.limits)
+        self.choices = DropChoices(self.flow)
         self._tried: set[frozenset[Variable]] = set()
 
     def lower_peak(self) -> _Plan | None:
@@ -309,7 +309,7 @@ class _Round:
         budget, best = self.search.budget, self.before
         target, refined = self._target(), 0
         for _ in range(ATTEMPTS):
-            weight = self.ladders.cheapest(target) or self.ladders.smallest_choice
+            weight = self.choices.cheapest_choice(target) or self.choices.smallest_choice
             plan = self._draft_choice(weight)
             if plan is None:
                 break
@@ -329,9 +329,9 @@ class _Round:
 
     def explore(self) -> None:
         """Draft a few choices that drop less than all, one of which may need least."""
-        least, most = self.ladders.smallest_choice.peak, self.flow.weigh(frozenset()).peak
+        least, most = self.choices.smallest_choice.peak, self.flow.weigh(frozenset()).peak
         for part in EXPLORED:
-            weight = self.ladders.cheapest(least + part * (most - least))
+            weight = self.choices.cheapest_choice(least + part * (most - least))
             if weight is not None:
                 self._draft_choice(weight)
 

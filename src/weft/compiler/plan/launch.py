@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.compiler.fusion.grouping import Group, Single, Step
 from weft.compiler.lowering.groups import Lowered
-from weft.compiler.lowering.nodes import SingleKernel
+from weft.compiler.lowering.nodes import NodeKernel
 from weft.core.dtypes import uint8
 from weft.core.records import frozen
 from weft.core.shapes import Dimension, Shape, size, substitute
@@ -156,7 +156,7 @@ def kernel_launch(step: Step, lowered: Lowered, chunk: int) -> Launch:
     if isinstance(step, Group):
         work = size(step.outer + step.inner)
     else:
-        assert isinstance(lowered, SingleKernel)
+        assert isinstance(lowered, NodeKernel)
         work = lowered.work
 
     def extent(sizes: Sizes) -> int:
@@ -186,7 +186,7 @@ def kernel_launch(step: Step, lowered: Lowered, chunk: int) -> Launch:
 
 
 def _is_checked(lowered: Lowered) -> bool:
-    return isinstance(lowered, SingleKernel) and lowered.checked
+    return isinstance(lowered, NodeKernel) and lowered.checked
 
 
 def node_kernels_in_order(own: Sequence[Launch], kernels: Sequence[Lowered]) -> list[Launch]:
@@ -197,7 +197,7 @@ def node_kernels_in_order(own: Sequence[Launch], kernels: Sequence[Lowered]) -> 
         if not launch.writes:
             checked = (Variable(TensorType(uint8, (0,))),)  # what others wait for
             launch = replace(launch, writes=checked, values=launch.values + checked)
-        if isinstance(lowered, SingleKernel) and lowered.copied is not None:
+        if isinstance(lowered, NodeKernel) and lowered.copied is not None:
             launches.append(copy_launch(*lowered.copied, checked))
             launch = replace(launch, updates=launch.writes)
         launches.append(launch)

@@ -1,8 +1,8 @@
 """The order of launches: each as soon as what it reads is there.
 
-A chain stands where its product stood, and may read what is made later; here it waits for that, and
-no longer: an update that waited for the end would keep alive what its product reads. What may be
-written over an input waits for all others that read the input, so that it can be.
+A row fusion stands where its product stood, and may read what is made later; here it waits for
+that, and no longer: an update that waited for the end would keep alive what its product reads. What
+may be written over an input waits for all others that read the input, so that it can be.
 
 >>> import weft as wf
 >>> from weft.compiler.plan.planning import plan_program

@@ -48,7 +48,7 @@ from weft.compiler.plan.launch import (
 )
 from weft.compiler.plan.overlap import collectives_first, overlap_collectives
 from weft.compiler.plan.program_plan import ProgramPlan, root_of, symbols_of
-from weft.compiler.plan.row_fusion import chain_launches
+from weft.compiler.plan.row_fusion import fuse_rows
 from weft.compiler.plan.stage_log import StageLog
 from weft.compiler.plan.verify import verify_plan
 from weft.compiler.targets.target import Target
@@ -234,9 +234,7 @@ def _order(
     """Launches fused by rows, in the order of the schedule; others read what is read later."""
     log, limits = shared.log, shared.target.limits.plan
     start = log.begin()
-    fused = continue_joins(
-        chain_launches(launches, (*graph.outputs, *read_later), graph, root, limits)
-    )
+    fused = continue_joins(fuse_rows(launches, (*graph.outputs, *read_later), graph, root, limits))
     together = [each for each in fused if each.kind is Kind.ROW_FUSION]
     log.end(ROW_FUSION, start, len(launches), len(fused), {"fused by rows": len(together)})
     start = log.begin()

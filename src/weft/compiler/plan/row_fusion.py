@@ -1,12 +1,13 @@
-"""Chains: a product and the row-wise kernels around it, run block of rows by block of rows.
+"""Row fusion: a product and the row-wise kernels around it, run block of rows by block of rows.
 
 What such a kernel reads of the product are rows that have just been made, and are still in cache:
 bias, activation, residual, softmax or an optimiser's update become the epilogue of a product, and
-a value that only the chain reads is never in main memory: it lies in scratch memory of a block.
-A kernel is part of a chain if each of its iterations touches nothing of the chain's values but its
-own rows, which the lowering tells (`by_rows`); its code is the same as outside of chains. Sums over
-the rows are taken chunk by chunk (`weft.compiler.fusion.split_reduction`): of what a chain makes or
-reads, the sums of chunks are part of it. Without a product, they follow a kernel that has rows.
+a value that only the fusion reads is never in main memory: it lies in scratch memory of a block.
+A kernel is part of a fusion if each of its iterations touches nothing of the fusion's values but
+its own rows, which the lowering tells (`by_rows`); its code is the same as outside of fusions. Sums
+over the rows are taken chunk by chunk (`weft.compiler.fusion.split_reduction`): of what a fusion
+makes or reads, the sums of chunks are part of it. Without a product, they follow a kernel that has
+rows.
 
 >>> import weft as wf
 >>> from weft.compiler.plan.planning import plan_program
@@ -33,7 +34,7 @@ from weft.core.shapes import Dimension, size, substitute
 from weft.ir.graph import Graph, Variable
 
 STARTS = (Kind.PRODUCT, Kind.CONVOLUTION, Kind.VECTOR_PRODUCT)
-"""The kinds of launches that a chain begins with."""
+"""The kinds of launches that a fusion begins with."""
 EXACT = (Kind.CONVOLUTION, Kind.VECTOR_PRODUCT)
 """Those of which a block has the rows that they ask for, each of them as large as any."""
 
@@ -47,18 +48,18 @@ class Stage:
     few: Dimension
 
 
-def chain_launches(
+def fuse_rows(
     launches: Sequence[Launch],
     outputs: Sequence[Value],
     graph: Graph,
     root: Root,
     limits: PlanLimits,
 ) -> list[Launch]:
-    """The launches, chains as one each, as early as they can run; `outputs` are stored."""
+    """The launches, row fusions as one each, as early as they can run; `outputs` are stored."""
     if not limits.fused_launches:
         return list(launches)
     order = _order_with_late_sums(launches, root)
-    made = _Chains([launches[place] for place in order], outputs, graph, root, limits).all()
+    made = _Finder([launches[place] for place in order], outputs, graph, root, limits).all()
     found = {place: launch for place, launch in zip(order, made, strict=True) if launch is not None}
     return runnable_order([found[place] for place in sorted(found)], root)
 
@@ -66,7 +67,7 @@ def chain_launches(
 def _order_with_late_sums(launches: Sequence[Launch], root: Root) -> list[int]:
     """An order in which sums over rows, and what is made of them, wait until they are read.
 
-    So they are in nobody's way: a chain may go on behind them, or take them in.
+    So they are in nobody's way: a fusion may go on behind them, or take them in.
     """
     order: list[int] = []
     waiting: set[int] = set()
@@ -101,8 +102,8 @@ def _order_with_late_sums(launches: Sequence[Launch], root: Root) -> list[int]:
     return order
 
 
-class _Chains:
-    """What is looked up while chains are found."""
+class _Finder:
+    """What is looked up while row fusions are found."""
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class _Chains:
         self.outputs = {root(atom) for atom in outputs}
         barriers = [node for node in graph.nodes if node.primitive.name == "barrier"]
         self.fenced: set[Value] = {node.results[0] for node in barriers}
-        """What is read behind a barrier is read at its own time, and is no reason for a chain."""
+        """What is read behind a barrier is read at its own time, and is no reason for a fusion."""
         self.joined: set[Value] = {root(v) for launch in launches for v in launch.updates}
         """What several launches write, each a part: a block of rows would have one part of it."""
         self.taken: set[int] = set()
@@ -127,29 +128,29 @@ class _Chains:
             p for p, launch in enumerate(launches) if is_end(launch) and not is_sum(launch)
         ]
         self.end: dict[int, int] = {}
-        """Behind which launch one runs that is part of a chain."""
+        """Behind which launch one runs that is part of a fusion."""
         for position, launch in enumerate(launches):
             self.maker.update((root(value), position) for value in launch.writes)
             for value in {root(v) for v in launch.values} - {root(v) for v in launch.writes}:
                 self.readers.setdefault(value, []).append(position)
 
     def all(self) -> list[Launch | None]:
-        """Every product is the start of a chain, unless it is part of one; then kernels are.
+        """Every product is the start of a fusion, unless it is part of one; then kernels are.
 
-        A chain stands where its start was, and nothing where its other launches were.
+        A fusion stands where its start was, and nothing where its other launches were.
         """
-        chains: dict[int, _Chain] = {}
+        fusions: dict[int, _Fusion] = {}
         for position, launch in enumerate(self.launches):
             if position not in self.taken and self.is_start(launch):
-                chains[position] = (
-                    _Chain(self, position, _beside_product).extend_backward().extend_forward()
+                fusions[position] = (
+                    _Fusion(self, position, _beside_product).extend_backward().extend_forward()
                 )
-                self.take(chains[position])
+                self.take(fusions[position])
         for position in self.row_kernels() if self.sums else ():
             if position not in self.taken:
-                chains[position] = _Chain(self, position, _beside_sum).extend_by_sums()
-                self.take(chains[position])
-        made = {p: chain.launch() for p, chain in chains.items() if len(chain.stages) > 1}
+                fusions[position] = _Fusion(self, position, _beside_sum).extend_by_sums()
+                self.take(fusions[position])
+        made = {p: fusion.launch() for p, fusion in fusions.items() if len(fusion.stages) > 1}
         return [
             made.get(position, None if position in self.taken else launch)
             for position, launch in enumerate(self.launches)
@@ -162,11 +163,11 @@ class _Chains:
         """The kernels of which a sum over rows may be a neighbour."""
         return [p for p, launch in enumerate(self.launches) if launch.group and not is_sum(launch)]
 
-    def take(self, chain: _Chain) -> None:
-        """Note the launches of a chain: they run where its last one was."""
-        if len(chain.stages) > 1:
-            self.taken.update(chain.positions)
-            self.end.update(dict.fromkeys(chain.positions, chain.end))
+    def take(self, fusion: _Fusion) -> None:
+        """Note the launches of a fusion: they run where its last one was."""
+        if len(fusion.stages) > 1:
+            self.taken.update(fusion.positions)
+            self.end.update(dict.fromkeys(fusion.positions, fusion.end))
 
     def first_reader(self, values: Sequence[Value], besides: Sequence[int]) -> int | None:
         """The first launch outside that reads any of some values."""
@@ -187,19 +188,19 @@ class _Chains:
                 self.readers[value] = [place if p == position else p for p in readers]
 
 
-class _Chain:
-    """A chain that is being made: its stages, and the elements that a row of its values has.
+class _Fusion:
+    """A fusion that is being made: its stages, and the elements that a row of its values has.
 
     All launches outside that read what it makes come behind its `end`, the place of its last one. A
     launch is moved to the end if all else that it reads is there by then.
     """
 
-    def __init__(self, chains: _Chains, start: int, beginning: Beginning) -> None:
-        self.chains = chains
+    def __init__(self, finder: _Finder, start: int, beginning: Beginning) -> None:
+        self.finder = finder
         self.positions, self.end = [start], start
-        launch = chains.launches[start]
+        launch = finder.launches[start]
         self.width: dict[Value, Dimension] = {}
-        self.seen, self.rows = beginning(chains, launch)
+        self.seen, self.rows = beginning(finder, launch)
         """Values that are read, and not made, with the elements of a row."""
         self.partials: list[Value] = []
         """What is made of rows and has none: sums, and packed operands."""
@@ -210,25 +211,25 @@ class _Chain:
 
     def product(self, launch: Launch) -> Stage:
         """A product as the first stage."""
-        self.width = {self.chains.root(value): launch.by_rows[value] for value in launch.writes}
+        self.width = {self.finder.root(value): launch.by_rows[value] for value in launch.writes}
         return Stage(launch, 1, 1)
 
-    def extend_backward(self) -> _Chain:
-        """The chain with the launch before it that makes its left operand, if that fits."""
-        chains, (start,), (own,) = self.chains, self.positions, self.stages
-        left = chains.root(own.launch.values[0])
-        made = chains.maker.get(left)
-        if made is None or made in chains.taken or own.launch.values[0] not in own.launch.by_rows:
+    def extend_backward(self) -> _Fusion:
+        """The fusion with the launch before it that makes its left operand, if that fits."""
+        finder, (start,), (own,) = self.finder, self.positions, self.stages
+        left = finder.root(own.launch.values[0])
+        made = finder.maker.get(left)
+        if made is None or made in finder.taken or own.launch.values[0] not in own.launch.by_rows:
             return self
-        if own.launch.values[0] in chains.fenced:
+        if own.launch.values[0] in finder.fenced:
             return self
-        launch = chains.launches[made]
-        waiting = [chains.root(value) for value in launch.writes]
-        whole = {chains.root(v) for v in own.launch.values if v not in own.launch.by_rows}
+        launch = finder.launches[made]
+        waiting = [finder.root(value) for value in launch.writes]
+        whole = {finder.root(v) for v in own.launch.values if v not in own.launch.by_rows}
         if not whole.isdisjoint(waiting):  # the product needs all rows of what the launch makes
             return self
-        # A reader in between would want all rows before the chain has made them.
-        if chains.is_start(launch) or chains.first_reader(waiting, [start, made]) in range(start):
+        # A reader in between would want all rows before the fusion has made them.
+        if finder.is_start(launch) or finder.first_reader(waiting, [start, made]) in range(start):
             return self
         before = dict(self.width)
         self.width[left] = own.launch.by_rows[own.launch.values[0]]  # type: ignore[index]
@@ -240,9 +241,9 @@ class _Chain:
             self.seen.pop(left, None)
         return self
 
-    def extend_forward(self) -> _Chain:
-        """The chain with as many of the launches that follow as fit, and then with sums."""
-        count, most = len(self.stages), self.chains.limits.fused_launches
+    def extend_forward(self) -> _Fusion:
+        """The fusion with as many of the launches that follow as fit, and then with sums."""
+        count, most = len(self.stages), self.finder.limits.fused_launches
         while count < most and any(
             self.add_stage(position) for position in self.following_launches()
         ):
@@ -250,32 +251,32 @@ class _Chain:
         return self.extend_by_sums()
 
     def following_launches(self) -> list[int]:
-        """The launches that read what the chain makes, but for those at its ends."""
-        found = {p for value in self.width for p in self.chains.readers.get(value, ())}
-        return sorted(found.difference(self.positions, self.chains.sums, self.chains.packs))
+        """The launches that read what the fusion makes, but for those at its ends."""
+        found = {p for value in self.width for p in self.finder.readers.get(value, ())}
+        return sorted(found.difference(self.positions, self.finder.sums, self.finder.packs))
 
-    def extend_by_sums(self) -> _Chain:
-        """The chain with sums over rows that it makes or reads, and packing of what it makes."""
+    def extend_by_sums(self) -> _Fusion:
+        """The fusion with sums over rows that it makes or reads, and packing of what it makes."""
         if self.stages:
-            for position in self.chains.sums:
+            for position in self.finder.sums:
                 self.add_stage(position)
-            for position in self.chains.packs:
+            for position in self.finder.packs:
                 if self.is_last(position):
                     self.add_stage(position)
         return self
 
     def is_last(self, position: int) -> bool:
-        """Whether packing is all that a value of the chain is for: it takes no more memory then."""
-        value = self.chains.root(self.chains.launches[position].values[0])
-        if value not in self.width or value in self.chains.outputs:
+        """Whether packing is all that a value of the fusion is for: then it takes no memory."""
+        value = self.finder.root(self.finder.launches[position].values[0])
+        if value not in self.width or value in self.finder.outputs:
             return False
-        return self.chains.first_reader([value], [*self.positions, position]) is None
+        return self.finder.first_reader([value], [*self.positions, position]) is None
 
     def add_stage(self, position: int) -> bool:
         """Whether a launch fits as the next stage; if so it is."""
-        chains, launch = self.chains, self.chains.launches[position]
-        moved = not launch.updates and chains.are_made(launch, self.end, self.positions)
-        if position in chains.taken or position <= self.end:
+        finder, launch = self.finder, self.finder.launches[position]
+        moved = not launch.updates and finder.are_made(launch, self.end, self.positions)
+        if position in finder.taken or position <= self.end:
             return False
         if not moved and not self.is_next(position):
             return False
@@ -283,7 +284,7 @@ class _Chain:
         if stage is None:
             return False
         if moved:
-            chains.move(position, self.end)
+            finder.move(position, self.end)
         self.end = self.end if moved else position
         self.positions.append(position)
         self.stages.insert(self.place(launch), stage)
@@ -293,31 +294,31 @@ class _Chain:
         """Where among the stages a launch goes: an end behind what makes, or reads, its rows."""
         if not is_end(launch):
             return len(self.stages)
-        root = self.chains.root
+        root = self.finder.root
         read = {root(value) for value in launch.values}
         made = [n for n, s in enumerate(self.stages) if read & {root(v) for v in s.launch.writes}]
         seen = [n for n, s in enumerate(self.stages) if read & {root(v) for v in s.launch.values}]
         return 1 + max(made, default=seen[0])
 
     def is_next(self, position: int) -> bool:
-        """Whether a launch comes before all others that read what the chain makes."""
+        """Whether a launch comes before all others that read what the fusion makes."""
         made = [*self.width, *self.partials]
-        others = self.chains.first_reader(made, [*self.positions, position])
+        others = self.finder.first_reader(made, [*self.positions, position])
         return others is None or others > position
 
     def stage(self, launch: Launch, known: Mapping[Value, Dimension]) -> Stage | None:
         """A launch as the next stage; None if it does not fit."""
-        root = self.chains.root
+        root = self.finder.root
         own = {root(value): parts for value, parts in launch.by_rows.items()}
         shared = {root(value) for value in launch.values} & set(known)
         whole = {root(value) for value in launch.values if value not in launch.by_rows}
-        whole |= {root(value) for value in launch.values if value in self.chains.fenced}
+        whole |= {root(value) for value in launch.values if value in self.finder.fenced}
         made = set[Value]() if is_end(launch) else {root(v) for v in launch.writes}
-        if not made.isdisjoint(self.chains.joined):
+        if not made.isdisjoint(self.finder.joined):
             return None
         if not shared <= set(own) - whole or not made <= set(own):
             return None
-        most = self.chains.limits.most_iteration_rows
+        most = self.finder.limits.most_iteration_rows
         ratios = {_ratio(known[value], own[value], most) for value in shared}
         ratio = ratios.pop() if len(ratios) == 1 else None
         if ratio is None:
@@ -337,7 +338,7 @@ class _Chain:
     # --- the launch --------------------------------------------------------------------------
 
     def launch(self) -> Launch:
-        """The chain as one launch."""
+        """The fusion as one launch."""
         starts = [stage.launch for stage in self.stages if stage.launch.kind in STARTS]
         first = starts[0] if starts else self.stages[0].launch
         blocks = self.blocks()
@@ -361,7 +362,7 @@ class _Chain:
 
     def blocks(self) -> RowBlocks:
         """What the stages read and write, block by block."""
-        root = self.chains.root
+        root = self.finder.root
         every = [v for stage in self.stages for v in stage.launch.values]
         values = tuple(dict.fromkeys(v for v in every if not self.is_local(v)))
         scratch = tuple(dict.fromkeys(root(v) for v in every if self.is_local(v)))
@@ -371,7 +372,7 @@ class _Chain:
         )
         return RowBlocks(
             tuple(self.stages), self.rows, dict(self.width), values, scratch, operands,
-            self.chains.limits,
+            self.finder.limits,
         )  # fmt: skip
 
     def work(self, sizes: Sizes) -> float:
@@ -388,7 +389,7 @@ class _Chain:
         A stage runs for a block of rows before the next one does: later stages read of the result
         what it has stored there, and other blocks have other rows of both.
         """
-        root = self.chains.root
+        root = self.finder.root
         uses = Counter(root(v) for stage in self.stages for v in stage.launch.values)
         stored = Counter(root(v) for stage in self.stages for v in stage.launch.writes)
         for stage in self.stages:
@@ -399,11 +400,11 @@ class _Chain:
                     yield result, operand
 
     def is_local(self, value: Value) -> bool:
-        """Whether a value is made and read in this chain only."""
-        root = self.chains.root(value)
-        if root not in self.width or root in self.chains.outputs:
+        """Whether a value is made and read in this fusion only."""
+        root = self.finder.root(value)
+        if root not in self.width or root in self.finder.outputs:
             return False
-        return self.chains.first_reader([root], self.positions) is None
+        return self.finder.first_reader([root], self.positions) is None
 
 
 @frozen
@@ -464,27 +465,27 @@ def is_end(launch: Launch) -> bool:
 
 Widths = dict[Value, Dimension]
 Rows = Callable[[Sizes], int]
-Beginning = Callable[["_Chains", Launch], tuple[Widths, Rows]]
+Beginning = Callable[["_Finder", Launch], tuple[Widths, Rows]]
 
 
-def _beside_product(chains: _Chains, launch: Launch) -> tuple[Widths, Rows]:
+def _beside_product(finder: _Finder, launch: Launch) -> tuple[Widths, Rows]:
     """The elements of a row of what a product touches, and how many rows there are.
 
     A row is an iteration, also where it has no elements.
     """
-    read = {chains.root(v): part for v, part in launch.by_rows.items() if v not in chains.fenced}
+    read = {finder.root(v): part for v, part in launch.by_rows.items() if v not in finder.fenced}
     return read, launch.extent
 
 
-def _beside_sum(chains: _Chains, launch: Launch) -> tuple[Widths, Rows]:
+def _beside_sum(finder: _Finder, launch: Launch) -> tuple[Widths, Rows]:
     """The same for a kernel, by the first sum over rows of what it touches."""
-    touched = {chains.root(value) for value in launch.by_rows}
-    for position in chains.sums:
-        other = chains.launches[position]
-        if position in chains.taken or other.group is None:
+    touched = {finder.root(value) for value in launch.by_rows}
+    for position in finder.sums:
+        other = finder.launches[position]
+        if position in finder.taken or other.group is None:
             continue
         rows = other.group.roots[0].rows
-        read = {chains.root(v): part for v, part in other.by_rows.items() if v not in other.writes}
+        read = {finder.root(v): part for v, part in other.by_rows.items() if v not in other.writes}
         wide = {
             v: part // rows for v, part in read.items() if isinstance(part, int) and v in touched
         }

@@ -1,8 +1,9 @@
 """The schedule: in which order the calls of a program run, and which of them run as one.
 
-Calls that do not wait for each other are an *ensemble*: one pass of the pool over all their chunks.
-Updates of state, which nobody waits for, go to the end and are one ensemble there. The order is
-changed only where less memory is then live at once, and depends on nothing but the program.
+Calls that do not wait for each other are a *grouped launch*: one pass of the pool over all their
+chunks. Updates of state, which nobody waits for, go to the end and are one grouped launch there.
+The order is changed only where less memory is then live at once, and depends on nothing but the
+program.
 
 >>> tasks = [Task((), ("a",)), Task(("a",), ("b",)), Task(("a",), ("c",))]
 >>> schedule(tasks, {"a": 64, "b": 64, "c": 64}, large=64.0)
@@ -34,9 +35,9 @@ class Task:
     """A call to be placed: the values it reads and writes, and how it may be moved.
 
     A value that is both read and written was begun by another task, and is changed. work: in
-    chunks; joins: it may be part of an ensemble; pinned: it has an effect, or may fail, and keeps
-    its place among its like; replaces: the inputs that it may be written over, in bytes; phase:
-    tasks of different phases do not run as one.
+    chunks; joins: it may be part of a grouped launch; pinned: it has an effect, or may fail, and
+    keeps its place among its like; replaces: the inputs that it may be written over, in bytes;
+    phase: tasks of different phases do not run as one.
     """
 
     reads: tuple[Hashable, ...]
@@ -66,7 +67,7 @@ def schedule(
     updates = _updates(tasks, sizes)
     largest = large if large_update is None else large_update
     tail = _small_as_one(updates, tasks, largest)
-    # The boldest plan first: each next one moves less, and so keeps less alive. Ensembles hold all
+    # The boldest plan first: each next one moves less, and so keeps less alive. Groups hold all
     # their values at once, which is why fewer launches may take more memory than the plain order.
     for gathered, window in ((gathered_bytes, WINDOW), (0, WINDOW), (0, 0)):
         first = _preparations(tasks, updates) if gathered else []
@@ -75,7 +76,7 @@ def schedule(
         body = [number for number in range(len(tasks)) if number not in elsewhere]
         head = [
             *_levels(first, tasks, largest),
-            *_ensembles(body, tasks, window, large),
+            *_grouped_tasks(body, tasks, window, large),
             *_levels(last, tasks, large),
         ]
         if peak([*head, *tail], tasks, sizes) <= allowed:
@@ -123,7 +124,7 @@ def _values_of_launch(
     return dict.fromkeys(value for number in launch for value in values(tasks[number]))
 
 
-# --- ensembles -----------------------------------------------------------------------------------
+# --- grouped launches ----------------------------------------------------------------------------
 
 
 def _updates(tasks: Sequence[Task], sizes: Mapping[Hashable, int]) -> list[int]:
@@ -203,7 +204,7 @@ def _small_as_one(independent: Sequence[int], tasks: Sequence[Task], large: floa
 
 
 def _levels(order: Sequence[int], tasks: Sequence[Task], large: float) -> list[Launch]:
-    """Tasks as few ensembles, one behind the other: each as soon as those it waits for are done."""
+    """Tasks as few groups, one behind the other: each as soon as those it waits for are done."""
     level: dict[Hashable, int] = {}
     levels: list[list[int]] = []
     for number in order:
@@ -215,7 +216,7 @@ def _levels(order: Sequence[int], tasks: Sequence[Task], large: float) -> list[L
     return [launch for each in levels for launch in _small_as_one(each, tasks, large)]
 
 
-def _ensembles(
+def _grouped_tasks(
     order: Sequence[int], tasks: Sequence[Task], window: int, large: float
 ) -> list[Launch]:
     """Tasks in order, each moved forward to the last launch in the window that it may join."""
@@ -223,7 +224,7 @@ def _ensembles(
     place: dict[Hashable, int] = {}
     for number in order:
         task = tasks[number]
-        # A member of an ensemble may not read what another member writes: they run side by side.
+        # A member of a group may not read what another member writes: they run side by side.
         earliest = max([place.get(value, -1) for value in task.reads], default=-1) + 1
         nearest = max(earliest, len(launches) - window)
         hosts = range(len(launches) - 1, nearest - 1, -1) if _is_small(task, large) else ()

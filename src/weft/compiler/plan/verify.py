@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import numpy as np
 
@@ -19,8 +18,6 @@ from weft.compiler.plan.program_plan import ProgramPlan
 from weft.core.errors import MiscompiledError
 from weft.ir.graph import Variable
 from weft.runtime.memory import MemoryPlan
-
-Array = np.ndarray[Any, Any]
 
 
 def verify_plan(program: ProgramPlan, sizes: Sizes) -> None:

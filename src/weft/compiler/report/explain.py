@@ -67,7 +67,7 @@ class KernelReport:
     kind: "kernel" for generated loops, "product", "loop" or "choice" for control flow, or
     "reference" for a call back into Python, whose `reason` says why there is no kernel. nodes: what
     was fused into it, in order. sections: what is run inside, under "body", "branch 0" and so on.
-    members: the calls of an ensemble, which are run as one.
+    members: the launches of a grouped one, which are run as one.
     """
 
     name: str
@@ -121,7 +121,7 @@ class KernelReport:
         return "\n".join(lines)
 
     def _members(self) -> Iterator[str]:
-        """The members of an ensemble: those that compute the same on one another's sizes as one."""
+        """The members of a grouped launch, a line for all that compute the same."""
         alike: dict[tuple[str, ...], list[KernelReport]] = {}
         for member in self.members:
             alike.setdefault(tuple(sorted(member.primitives)), []).append(member)
@@ -363,9 +363,9 @@ class _Reports:
         if launch.nested is not None:
             return self.control(launch, launch.nested)
         if launch.members:
-            return self.ensemble(launch)
+            return self.grouped_launch(launch)
         if launch.stages:
-            return self.chain(launch)
+            return self.row_fusion(launch)
         is_update = launch.updates and launch.group is None and launch.kind is not Kind.COLLECTIVE
         if launch.kind is Kind.COPY or is_update:
             return self.update(launch)
@@ -461,7 +461,7 @@ class _Reports:
             known = self.producer.get(reader.writes[0])
         return [] if known is None else [known]
 
-    def chain(self, launch: Launch) -> KernelReport:
+    def row_fusion(self, launch: Launch) -> KernelReport:
         """The report of a product with what is computed on its rows, block by block."""
         parts = [self.report(stage) for stage in launch.stages]
         reads = {v for v in launch.values if v not in launch.writes}
@@ -477,7 +477,7 @@ class _Reports:
             sum(part.flops for part in parts),
         )
 
-    def ensemble(self, launch: Launch) -> KernelReport:
+    def grouped_launch(self, launch: Launch) -> KernelReport:
         """The report of calls that are run as one."""
         members = tuple(self.report(member) for member in launch.members)
         kinds = {member.kind for member in members}

@@ -25,19 +25,10 @@ import weft as wf
 IRIS_SPECIES = ("setosa", "versicolor", "virginica")
 
 HOUSING_MEASURES = (
-    "crime rate",
-    "large plots, %",
-    "industry, %",
-    "by the river",
-    "nitric oxides",
-    "rooms",
-    "built before 1940, %",
-    "distance to work",
-    "highway access",
-    "tax rate",
-    "pupils per teacher",
+    "crime rate", "large plots, %", "industry, %", "by the river", "nitric oxides", "rooms",
+    "built before 1940, %", "distance to work", "highway access", "tax rate", "pupils per teacher",
     "lower status, %",
-)
+)  # fmt: skip
 
 _FOLDER = Path(__file__).parent
 

@@ -145,21 +145,25 @@ def pad_value(writer: Writer, x: str, shape: Sequence[Any], padding: Any, fill: 
         if between:
             x = _space_axis(writer, x, sizes, axis, between, fill)
             sizes[axis] = sizes[axis] * (between + 1) - between
-    grown = [axis for axis, (low, high, _) in enumerate(padding) if _above(low) or _above(high)]
+    grown = [
+        axis
+        for axis, (low, high, _) in enumerate(padding)
+        if _is_positive(low) or _is_positive(high)
+    ]
     if grown:
-        pads = [padding[axis][side] if _above(padding[axis][side]) else 0
+        pads = [padding[axis][side] if _is_positive(padding[axis][side]) else 0
                 for side in (0, 1) for axis in grown]  # fmt: skip
         x = writer.op("Pad", x, writer.model.vector(pads), fill, writer.integers(*grown))
     starts = [0 if _at_least_zero(low) else -low for low, _, _ in padding]
     cuts = [0 if _at_least_zero(high) else high for _, high, _ in padding]
-    pads_before = [low if _above(low) else 0 for low, _, _ in padding]
-    pads_after = [high if _above(high) else 0 for _, high, _ in padding]
+    pads_before = [low if _is_positive(low) else 0 for low, _, _ in padding]
+    pads_after = [high if _is_positive(high) else 0 for _, high, _ in padding]
     full = [a + b + c for a, b, c in zip(sizes, pads_before, pads_after, strict=True)]
     stops = [size + cut for size, cut in zip(full, cuts, strict=True)]
     return slice_value(writer, x, full, starts, stops, [1] * len(sizes))
 
 
-def _above(size: Any) -> bool:
+def _is_positive(size: Any) -> bool:
     return not isinstance(size, int) or size > 0
 
 

@@ -34,8 +34,8 @@ def random_words(
     low = _number(0xFFFFFFFF)
     numbers = wf.arange(blocks).astype(wf.uint64)  # [blocks]
     data = wf.expand_dims(data, axis=-1)  # [..., 1]
-    parts = [numbers & low, _shift_right(numbers, 32) | _number(domain << 16)]
-    a, b, c, d = (*parts, data & low, _shift_right(data, 32))
+    parts = [numbers & low, _upper_half(numbers) | _number(domain << 16)]
+    a, b, c, d = (*parts, data & low, _upper_half(data))
     keys = [wf.expand_dims(key[..., word], axis=-1).astype(wf.uint64) for word in (0, 1)]
     for step in range(_ROUNDS):
         first, second = a * _number(_MULTIPLIERS[0]), c * _number(_MULTIPLIERS[1])
@@ -43,8 +43,8 @@ def random_words(
             (k + _number(step * weyl & 0xFFFFFFFFFFFFFFFF)) & low
             for k, weyl in zip(keys, _WEYL, strict=True)
         ]
-        a, b = _shift_right(second, 32) ^ b ^ turns[0], second & low
-        c, d = _shift_right(first, 32) ^ d ^ turns[1], first & low
+        a, b = _upper_half(second) ^ b ^ turns[0], second & low
+        c, d = _upper_half(first) ^ d ^ turns[1], first & low
     batch = data.shape[:-1]
     columns = [wf.broadcast_to(word, (*batch, blocks)) for word in (a, b, c, d)]
     flat = wf.reshape(wf.stack(columns, axis=-1), (*batch, 4 * blocks))[..., :words]
@@ -58,5 +58,5 @@ def _number(value: int) -> wf.Tensor:
     return wf.tensor(value, dtype=wf.uint64)
 
 
-def _shift_right(x: wf.Tensor, count: int) -> wf.Tensor:
-    return x >> _number(count)
+def _upper_half(x: wf.Tensor) -> wf.Tensor:
+    return x >> _number(32)

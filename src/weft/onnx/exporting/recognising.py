@@ -127,7 +127,6 @@ def _activation(
     program: Callable[..., Any],
     opset: int = 18,
     attributes: Callable[[Sequence[float]], dict[str, Any]] = lambda numbers: {},
-    dtypes: Sequence[wf.DType] = SINGLE,
 ) -> None:
     """An operator of one operand whose type is that of its result."""
 
@@ -139,7 +138,7 @@ def _activation(
 
     def propose(view: View, node: Any) -> Iterator[Choice]:
         kind = node.results[0].type
-        if node.primitive.name == root and kind.dtype in dtypes:
+        if node.primitive.name == root and kind.dtype in SINGLE:
             yield Choice(f"{operator} {attributes((0.5, 0.5))}", program, [kind], write, opset)
 
     candidate(propose)
@@ -154,8 +153,8 @@ def _dtype_of_powers(operator: str, dtype: wf.DType) -> wf.DType:
     return wf.float32 if has_powers and dtype is wf.float16 else dtype
 
 
-def _first(name: str) -> Callable[[Sequence[float]], dict[str, Any]]:
-    return lambda numbers: {name: numbers[0]}
+def _first_is_alpha(numbers: Sequence[float]) -> dict[str, Any]:
+    return {"alpha": numbers[0]}
 
 
 _activation("Gelu", "multiply", wf.gelu, 20)
@@ -163,11 +162,11 @@ _activation(
     "Gelu", "multiply", lambda x: wf.gelu(x, approximate="tanh"), 20,
     lambda numbers: {"approximate": "tanh"},
 )  # fmt: skip
-_activation("Elu", "where", lambda x: F.elu(x, HOLES[0]), attributes=_first("alpha"))
+_activation("Elu", "where", lambda x: F.elu(x, HOLES[0]), attributes=_first_is_alpha)
 _activation("Elu", "where", lambda x: F.elu(x, 1.0), attributes=lambda numbers: {"alpha": 1.0})
-_activation("Celu", "where", lambda x: F.celu(x, HOLES[0]), attributes=_first("alpha"))
+_activation("Celu", "where", lambda x: F.celu(x, HOLES[0]), attributes=_first_is_alpha)
 _activation("Selu", "multiply", F.selu)
-_activation("LeakyRelu", "where", lambda x: F.leaky_relu(x, HOLES[0]), attributes=_first("alpha"))
+_activation("LeakyRelu", "where", lambda x: F.leaky_relu(x, HOLES[0]), attributes=_first_is_alpha)
 _activation(
     "HardSigmoid", "where", F.hardsigmoid, attributes=lambda numbers: {"alpha": 1 / 6, "beta": 0.5}
 )

@@ -19,21 +19,9 @@ import weft as wf
 from weft.onnx.exporting.writing import Writer
 
 __all__ = [
-    "RULES",
-    "Rule",
-    "as_sum",
-    "as_types",
-    "computed_in",
-    "direct",
-    "in_double",
-    "inlined_program",
-    "program",
-    "refuse",
-    "rule",
-    "signed_order",
-    "summed_in",
-    "unsigned_order",
-]
+    "RULES", "Rule", "as_sum", "as_types", "computed_in", "direct", "in_double", "inlined_program",
+    "program", "refuse", "rule", "signed_order", "summed_in", "unsigned_order",
+]  # fmt: skip
 
 Rule = Callable[..., str | Sequence[str]]
 RULES: dict[str, Rule | wf.Unsupported] = {}

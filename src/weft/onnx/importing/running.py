@@ -191,23 +191,25 @@ def _apply(rule: Rule, call: Call, inputs: Sequence[Value]) -> Sequence[Value]:
     if sizes is not None:
         return sizes
     element = None
-    prepared: list[Value] = []
-    for place, value in enumerate(inputs):
+
+    def tensor_of(value: Value) -> Value:
+        """A value as the rule takes it: for one that moves elements, the bytes of narrow ones."""
+        nonlocal element
         if isinstance(value, Narrow) and not rule.narrow:
             if not rule.moves:
                 raise call.refuse(f"no arithmetic on {value.element.name}")
             element, value = value.element, value.tensor
-        if value is None or isinstance(value, list):
-            prepared.append(value)
-        elif rule.needs_known(place) and not isinstance(value, Narrow):
-            prepared.append(call.known_array(value, f"input {place}"))
-        else:
-            value = as_tensor(value)
-            if isinstance(value, Narrow) and not rule.narrow:
-                if not rule.moves:
-                    raise call.refuse(f"no arithmetic on {value.element.name}")
-                element, value = value.element, value.tensor
-            prepared.append(value)
+        return value
+
+    prepared: list[Value] = []
+    for place, given in enumerate(inputs):
+        value = tensor_of(given)
+        if value is not None and not isinstance(value, list):
+            if rule.needs_known(place) and not isinstance(value, Narrow):
+                value = call.known_array(value, f"input {place}")
+            else:
+                value = tensor_of(as_tensor(value))
+        prepared.append(value)
     results = rule.function(call, *prepared)
     results = results if isinstance(results, tuple) else (results,)
     if element is None:

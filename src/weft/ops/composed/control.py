@@ -31,10 +31,10 @@ from weft.ir.graph import Graph, Variable
 from weft.ir.tensor import Tensor, wrap
 from weft.ir.tracing import trace
 from weft.ops import control_branch, control_loop
+from weft.ops.arithmetic import add
 from weft.ops.comparison import less
 from weft.ops.control import same_type
 from weft.ops.control_call import call_graph as call_graph
-from weft.ops.elementwise import add
 from weft.ops.operands import as_sequence, as_tensor, check_function, convert_to
 from weft.ops.random_bits import GENERATOR
 

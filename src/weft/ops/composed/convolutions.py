@@ -20,13 +20,8 @@ from weft.ops.movement import is_below, pad, reshape
 from weft.ops.operands import apply_as, promote_operands
 
 __all__ = [
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "conv_transpose1d",
-    "conv_transpose2d",
-    "conv_transpose3d",
-]
+    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+]  # fmt: skip
 
 Sizes = int | Sequence[int]
 PaddingArgument = int | str | Sequence[int] | Sequence[tuple[int, int]]

@@ -52,24 +52,9 @@ from weft.ops.placement import filled_place, fills_device, on_device, takes_devi
 from weft.ops.selection import where
 
 __all__ = [
-    "arange",
-    "asarray",
-    "empty",
-    "empty_like",
-    "eye",
-    "from_dlpack",
-    "full",
-    "full_like",
-    "linspace",
-    "meshgrid",
-    "ones",
-    "ones_like",
-    "tensor",
-    "tril",
-    "triu",
-    "zeros",
-    "zeros_like",
-]
+    "arange", "asarray", "empty", "empty_like", "eye", "from_dlpack", "full", "full_like",
+    "linspace", "meshgrid", "ones", "ones_like", "tensor", "tril", "triu", "zeros", "zeros_like",
+]  # fmt: skip
 
 _SCALARS = (bool, int, float, complex)
 

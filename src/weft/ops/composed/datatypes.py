@@ -22,17 +22,8 @@ from weft.ir.tensor import Tensor
 from weft.ops.operands import as_tensor
 
 __all__ = [
-    "can_cast",
-    "e",
-    "finfo",
-    "iinfo",
-    "inf",
-    "isdtype",
-    "nan",
-    "newaxis",
-    "pi",
-    "result_type",
-]
+    "can_cast", "e", "finfo", "iinfo", "inf", "isdtype", "nan", "newaxis", "pi", "result_type",
+]  # fmt: skip
 
 e = math.e
 inf = math.inf

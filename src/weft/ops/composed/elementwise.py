@@ -25,21 +25,9 @@ from weft.ops.selection import where
 from weft.ops.special import erfc
 
 __all__ = [
-    "deg2rad",
-    "gelu",
-    "isclose",
-    "isneginf",
-    "isposinf",
-    "lerp",
-    "log_sigmoid",
-    "logit",
-    "nan_to_num",
-    "rad2deg",
-    "reciprocal",
-    "silu",
-    "sinc",
-    "softplus",
-]
+    "deg2rad", "gelu", "isclose", "isneginf", "isposinf", "lerp", "log_sigmoid", "logit",
+    "nan_to_num", "rad2deg", "reciprocal", "silu", "sinc", "softplus",
+]  # fmt: skip
 
 
 @unit

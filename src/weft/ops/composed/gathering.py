@@ -23,31 +23,20 @@ from weft.ir.elsewhere import device_unit
 from weft.ir.primitive import Primitive
 from weft.ir.tensor import Tensor
 from weft.ops import boxes, indexing
+from weft.ops.arithmetic import divide, multiply
 from weft.ops.composed.indexing import from_the_front, getitem, with_update
 from weft.ops.composed.ingestion import ingest
 from weft.ops.composed.manipulation import broadcast_known, moveaxis, reshape_known, transpose_known
-from weft.ops.elementwise import divide, multiply
 from weft.ops.movement import is_below, slice_
 from weft.ops.operands import Operand, as_sequence, as_tensor, convert_to, scalar_tensor
 from weft.ops.selection import extremes, where
 from weft.ops.sorting import along_axis
 
 __all__ = [
-    "dynamic_slice",
-    "dynamic_update_slice",
-    "gather",
-    "index_add",
-    "index_copy",
-    "index_put",
-    "masked_fill",
-    "masked_select",
-    "put_along_axis",
-    "scatter",
-    "scatter_add",
-    "scatter_reduce",
-    "take",
-    "take_along_axis",
-]
+    "dynamic_slice", "dynamic_update_slice", "gather", "index_add", "index_copy", "index_put",
+    "masked_fill", "masked_select", "put_along_axis", "scatter", "scatter_add", "scatter_reduce",
+    "take", "take_along_axis",
+]  # fmt: skip
 
 
 def index_tensor(op: str, index: Any) -> Tensor:

@@ -47,10 +47,10 @@ from weft.ir.elsewhere import device_unit
 from weft.ir.parts import as_part, living_origin
 from weft.ir.tensor import Tensor, grad_mode, host_array, wrap
 from weft.ops import movement
+from weft.ops.arithmetic import add
 from weft.ops.comparison import less
 from weft.ops.composed.ingestion import ingest
 from weft.ops.composed.manipulation import broadcast_known, reshape_known, transpose_known
-from weft.ops.elementwise import add
 from weft.ops.indexing import extent, gather, out_of_range, scatter
 from weft.ops.movement import inverse, is_below
 from weft.ops.operands import Operand, array_tensor, as_tensor, convert_to, scalar_tensor

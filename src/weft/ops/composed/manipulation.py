@@ -49,24 +49,10 @@ from weft.ops.operands import (
 )
 
 __all__ = [
-    "broadcast_arrays",
-    "broadcast_shapes",
-    "broadcast_to",
-    "concat",
-    "expand_dims",
-    "flip",
-    "moveaxis",
-    "permute_dims",
-    "repeat",
-    "reshape",
-    "roll",
-    "squeeze",
-    "stack",
-    "swapaxes",
-    "tile",
-    "transpose",
-    "unstack",
-]
+    "broadcast_arrays", "broadcast_shapes", "broadcast_to", "concat", "expand_dims", "flip",
+    "moveaxis", "permute_dims", "repeat", "reshape", "roll", "squeeze", "stack", "swapaxes", "tile",
+    "transpose", "unstack",
+]  # fmt: skip
 
 Axis = int | Sequence[int]
 

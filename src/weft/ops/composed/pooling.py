@@ -34,19 +34,10 @@ from weft.ops.reduction import reduce_max
 from weft.ops.windows import window_argmax, window_max, window_pick, window_sum
 
 __all__ = [
-    "adaptive_avg_pool1d",
-    "adaptive_avg_pool2d",
-    "adaptive_avg_pool3d",
-    "adaptive_max_pool1d",
-    "adaptive_max_pool2d",
-    "adaptive_max_pool3d",
-    "avg_pool1d",
-    "avg_pool2d",
-    "avg_pool3d",
-    "max_pool1d",
-    "max_pool2d",
-    "max_pool3d",
-]
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d",
+    "adaptive_max_pool2d", "adaptive_max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d",
+    "max_pool1d", "max_pool2d", "max_pool3d",
+]  # fmt: skip
 
 
 # --- arguments ---------------------------------------------------------------------------------

@@ -35,16 +35,9 @@ from weft.ops.operands import alias, as_sequence, as_tensor, promote_operands, w
 from weft.ops.reduction import reduce_sum
 
 __all__ = [
-    "addmm",
-    "einsum",
-    "inner",
-    "kron",
-    "matmul",
-    "matrix_transpose",
-    "outer",
-    "tensordot",
+    "addmm", "einsum", "inner", "kron", "matmul", "matrix_transpose", "outer", "tensordot",
     "vecdot",
-]
+]  # fmt: skip
 
 
 # --- matrices ----------------------------------------------------------------------------------

@@ -59,35 +59,11 @@ from weft.ops.composed.random_keys import (
 )
 
 __all__ = [
-    "GeneratorState",
-    "bernoulli",
-    "beta",
-    "binomial",
-    "bits",
-    "categorical",
-    "choice",
-    "dirichlet",
-    "dropout",
-    "dropout_mask",
-    "exponential",
-    "fold_in",
-    "gamma",
-    "get_state",
-    "gumbel",
-    "key",
-    "laplace",
-    "multivariate_normal",
-    "normal",
-    "permutation",
-    "poisson",
-    "randint",
-    "seed",
-    "set_state",
-    "shuffle",
-    "split",
-    "truncated_normal",
-    "uniform",
-]
+    "GeneratorState", "bernoulli", "beta", "binomial", "bits", "categorical", "choice", "dirichlet",
+    "dropout", "dropout_mask", "exponential", "fold_in", "gamma", "get_state", "gumbel", "key",
+    "laplace", "multivariate_normal", "normal", "permutation", "poisson", "randint", "seed",
+    "set_state", "shuffle", "split", "truncated_normal", "uniform",
+]  # fmt: skip
 
 
 def _refuse_sizes(f: Callable[..., Any]) -> Callable[..., Any]:

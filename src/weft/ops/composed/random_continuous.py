@@ -25,6 +25,7 @@ from weft.ir.dispatch import apply
 from weft.ir.eager import by_reference
 from weft.ir.reverse import filled_tensor
 from weft.ir.tensor import Tensor, wrap
+from weft.ops.arithmetic import add, divide, maximum, minimum, multiply, negative, square, subtract
 from weft.ops.comparison import greater_equal, less, less_equal
 from weft.ops.composed import linalg
 from weft.ops.composed.control import while_loop
@@ -39,23 +40,7 @@ from weft.ops.composed.random_keys import (
 )
 from weft.ops.composed.statistics import all as all_hold
 from weft.ops.composed.statistics import logsumexp
-from weft.ops.elementwise import (
-    add,
-    cos,
-    divide,
-    exp,
-    log,
-    log1p,
-    maximum,
-    minimum,
-    multiply,
-    negative,
-    rsqrt,
-    sin,
-    sqrt,
-    square,
-    subtract,
-)
+from weft.ops.elementary import cos, exp, log, log1p, rsqrt, sin, sqrt
 from weft.ops.identity import stop_gradient
 from weft.ops.logic import bitwise_and, bitwise_right_shift, logical_not, logical_or
 from weft.ops.movement import broadcast_to, concatenate, reshape, slice_
@@ -67,17 +52,9 @@ from weft.ops.selection import clip, where
 from weft.ops.special import erf, erfinv
 
 __all__ = [
-    "beta",
-    "dirichlet",
-    "exponential",
-    "gamma",
-    "gumbel",
-    "laplace",
-    "multivariate_normal",
-    "normal",
-    "truncated_normal",
-    "uniform",
-]
+    "beta", "dirichlet", "exponential", "gamma", "gumbel", "laplace", "multivariate_normal",
+    "normal", "truncated_normal", "uniform",
+]  # fmt: skip
 
 Key = Tensor | None
 

@@ -23,6 +23,18 @@ from weft.ir.dispatch import apply
 from weft.ir.eager import by_reference
 from weft.ir.reverse import filled_tensor, zeros
 from weft.ir.tensor import Tensor
+from weft.ops.arithmetic import abs as absolute
+from weft.ops.arithmetic import (
+    add,
+    divide,
+    floor,
+    maximum,
+    minimum,
+    multiply,
+    negative,
+    remainder,
+    subtract,
+)
 from weft.ops.comparison import greater, greater_equal, less, less_equal
 from weft.ops.composed.control import while_loop
 from weft.ops.composed.random_continuous import (
@@ -41,24 +53,7 @@ from weft.ops.composed.random_keys import (
 )
 from weft.ops.composed.statistics import any as any_holds
 from weft.ops.composed.statistics import argmax, cumulative_sum
-from weft.ops.elementwise import (
-    abs as absolute,
-)
-from weft.ops.elementwise import (
-    add,
-    divide,
-    exp,
-    floor,
-    log,
-    log1p,
-    maximum,
-    minimum,
-    multiply,
-    negative,
-    remainder,
-    sqrt,
-    subtract,
-)
+from weft.ops.elementary import exp, log, log1p, sqrt
 from weft.ops.identity import stop_gradient
 from weft.ops.indexing import gather
 from weft.ops.logic import logical_and, logical_not, logical_or
@@ -70,17 +65,9 @@ from weft.ops.sorting import argsort, searchsorted
 from weft.ops.special import lgamma
 
 __all__ = [
-    "bernoulli",
-    "binomial",
-    "categorical",
-    "choice",
-    "dropout",
-    "dropout_mask",
-    "permutation",
-    "poisson",
-    "randint",
-    "shuffle",
-]
+    "bernoulli", "binomial", "categorical", "choice", "dropout", "dropout_mask", "permutation",
+    "poisson", "randint", "shuffle",
+]  # fmt: skip
 
 Key = Tensor | None
 _SHARE = "0 <= p <= 1"

@@ -29,7 +29,6 @@ from weft.ops.random_bits import DRAW, GENERATOR, SPLIT, fold_key, random_bits, 
 
 __all__ = ["GeneratorState", "bits", "fold_in", "get_state", "key", "seed", "set_state", "split"]
 
-Array = np.ndarray[Any, Any]
 _NOTHING = wrap(np.zeros((), np.uint64))
 
 

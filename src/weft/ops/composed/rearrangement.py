@@ -22,6 +22,7 @@ from weft.ir.parts import as_part
 from weft.ir.remembered_calls import remember_calls
 from weft.ir.reverse import filled_tensor
 from weft.ir.tensor import Tensor
+from weft.ops.arithmetic import add, multiply
 from weft.ops.composed.manipulation import (
     concat,
     cut_axis,
@@ -31,29 +32,14 @@ from weft.ops.composed.manipulation import (
     reshape_known,
     transpose_known,
 )
-from weft.ops.elementwise import add, multiply
 from weft.ops.indexing import count_up, gather, scatter
 from weft.ops.movement import is_below
 from weft.ops.operands import Operand, alias, as_integer, as_sequence, as_tensor
 
 __all__ = [
-    "as_windows",
-    "atleast_1d",
-    "atleast_2d",
-    "atleast_3d",
-    "chunk",
-    "diag",
-    "diag_embed",
-    "diagonal",
-    "flatten",
-    "hstack",
-    "narrow",
-    "ravel",
-    "rot90",
-    "split",
-    "unfold",
-    "vstack",
-]
+    "as_windows", "atleast_1d", "atleast_2d", "atleast_3d", "chunk", "diag", "diag_embed",
+    "diagonal", "flatten", "hstack", "narrow", "ravel", "rot90", "split", "unfold", "vstack",
+]  # fmt: skip
 
 
 # --- shapes ------------------------------------------------------------------------------------

@@ -32,15 +32,8 @@ from weft.ops.reduction import reduce_sum
 from weft.ops.selection import clip
 
 __all__ = [
-    "argsort",
-    "bucketize",
-    "count_nonzero",
-    "isin",
-    "nonzero",
-    "searchsorted",
-    "sort",
-    "topk",
-]
+    "argsort", "bucketize", "count_nonzero", "isin", "nonzero", "searchsorted", "sort", "topk",
+]  # fmt: skip
 
 
 class TopK(NamedTuple):

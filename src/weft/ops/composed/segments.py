@@ -26,13 +26,13 @@ from weft.ir.primitive import Primitive
 from weft.ir.reverse import filled_tensor
 from weft.ir.tensor import Tensor, host_array, wrap
 from weft.ops import indexing, sorting
+from weft.ops.arithmetic import divide, maximum
 from weft.ops.comparison import equal
 from weft.ops.composed.creation import linspace
 from weft.ops.composed.gathering import index_tensor
 from weft.ops.composed.manipulation import broadcast_known, cut_axis, reshape_known
 from weft.ops.composed.statistics import max as greatest
 from weft.ops.composed.statistics import min as least
-from weft.ops.elementwise import divide, maximum
 from weft.ops.indexing import count_up
 from weft.ops.operands import (
     Operand,
@@ -48,14 +48,8 @@ from weft.ops.operands import (
 from weft.ops.selection import where
 
 __all__ = [
-    "bincount",
-    "histogram",
-    "one_hot",
-    "segment_max",
-    "segment_mean",
-    "segment_min",
-    "segment_sum",
-]
+    "bincount", "histogram", "one_hot", "segment_max", "segment_mean", "segment_min", "segment_sum",
+]  # fmt: skip
 
 
 def _labels(op: str, labels: Operand, name: str) -> Tensor:

@@ -32,14 +32,9 @@ from weft.ops.selection import clip, where
 from weft.ops.special import i0
 
 __all__ = [
-    "bartlett_window",
-    "blackman_window",
-    "hamming_window",
-    "hann_window",
-    "istft",
-    "kaiser_window",
+    "bartlett_window", "blackman_window", "hamming_window", "hann_window", "istft", "kaiser_window",
     "stft",
-]
+]  # fmt: skip
 
 
 # --- windows -----------------------------------------------------------------------------------

@@ -48,30 +48,10 @@ from weft.ops.sorting import sort as sorted_along
 from weft.ops.sorting import take_along
 
 __all__ = [
-    "all",
-    "any",
-    "argmax",
-    "argmin",
-    "average",
-    "cummax",
-    "cummin",
-    "cumulative_logsumexp",
-    "cumulative_prod",
-    "cumulative_sum",
-    "diff",
-    "logsumexp",
-    "max",
-    "mean",
-    "median",
-    "min",
-    "nanmean",
-    "nansum",
-    "prod",
-    "quantile",
-    "std",
-    "sum",
-    "var",
-]
+    "all", "any", "argmax", "argmin", "average", "cummax", "cummin", "cumulative_logsumexp",
+    "cumulative_prod", "cumulative_sum", "diff", "logsumexp", "max", "mean", "median", "min",
+    "nanmean", "nansum", "prod", "quantile", "std", "sum", "var",
+]  # fmt: skip
 
 Axis = int | tuple[int, ...] | None
 Axes = tuple[int, ...]

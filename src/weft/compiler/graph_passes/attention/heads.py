@@ -42,6 +42,8 @@ def move_heads(graph: Graph, tally: Tally | None = None) -> Graph:
 
 
 class _Heads(Walk):
+    """Moves the division into heads up to where attention's operands are computed."""
+
     def __init__(self, graph: Graph, tally: Tally | None = None) -> None:
         super().__init__(graph, tally)
         self.readers: dict[Atom, list[GraphNode]] = {}

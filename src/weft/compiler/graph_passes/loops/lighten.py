@@ -549,12 +549,6 @@ def _shifted_product_axes(params: dict[str, Any]) -> tuple[Any, ...]:
 
 
 _RULES: tuple[Callable[[_Lighten, Loop], Sequence[Atom] | None], ...] = (
-    _take_out_unchanged_carries,
-    _given_twice,
-    _passed_on,
-    _compute_before_loop,
-    _summed_products,
-    _late_products,
-    _same_carry,
-    _kept_value,
-)
+    _take_out_unchanged_carries, _given_twice, _passed_on, _compute_before_loop, _summed_products,
+    _late_products, _same_carry, _kept_value,
+)  # fmt: skip

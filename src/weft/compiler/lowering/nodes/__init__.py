@@ -5,8 +5,8 @@ imported, every primitive must have a lowering: by its kind, its `lower` slot, a
 `Unsupported("why")`, which is the only way to leave one out; such a node is called by reference.
 
 >>> import weft as wf
->>> from weft.compiler.lowering.nodes import SINGLES
->>> "gather" in SINGLES
+>>> from weft.compiler.lowering.nodes import NODE_KERNELS
+>>> "gather" in NODE_KERNELS
 True
 """
 
@@ -14,7 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from weft.compiler.lowering.builder import SINGLES, Draft, Producers, SingleKernel, Singles
+from weft.compiler.lowering.builder import (
+    NODE_KERNELS,
+    KernelBuilder,
+    NodeKernel,
+    NodeKernels,
+    Producers,
+)
 from weft.compiler.lowering.nodes import (  # noqa: F401 (they register their kernels)
     attention,
     attention_gradients,
@@ -37,7 +43,7 @@ from weft.ir.graph import GraphNode, Literal
 from weft.ir.kinds import Control, Movement, Reduction
 from weft.ir.primitive import PRIMITIVES, Primitive
 
-__all__ = ["SINGLES", "SingleKernel", "require_lowering", "single_kernel", "single_kernels"]
+__all__ = ["NODE_KERNELS", "NodeKernel", "require_lowering", "single_kernel", "single_kernels"]
 
 
 def require_lowering(primitive: Primitive) -> None:
@@ -56,13 +62,13 @@ def require_lowering(primitive: Primitive) -> None:
     )
 
 
-def _kernel(primitive: Primitive) -> Callable[[Draft], Singles] | None:
-    return SINGLES.get(primitive.name) or primitive.loops
+def _kernel(primitive: Primitive) -> Callable[[KernelBuilder], NodeKernels] | None:
+    return NODE_KERNELS.get(primitive.name) or primitive.loops
 
 
 def single_kernels(
     node: GraphNode, producers: Producers, error: Literal, limits: LoweringLimits
-) -> tuple[SingleKernel, ...]:
+) -> tuple[NodeKernel, ...]:
     """The kernels that compute a node, in order; none where there is none.
 
     `error` is the number that a kernel sets when its operands are wrong.
@@ -73,7 +79,7 @@ def single_kernels(
     if write is None or any(kind.is_complex for kind in kinds):
         return ()
     try:
-        found: Singles = write(Draft(node, producers, error, limits))
+        found: NodeKernels = write(KernelBuilder(node, producers, error, limits))
     except Unsupported:
         return ()
     if found is None:
@@ -83,7 +89,7 @@ def single_kernels(
 
 def single_kernel(
     node: GraphNode, producers: Producers, error: Literal, limits: LoweringLimits
-) -> SingleKernel | None:
+) -> NodeKernel | None:
     """The kernel that computes a node alone; None where none does."""
     found = single_kernels(node, producers, error, limits)
     return found[0] if len(found) == 1 and found[0].copied is None else None

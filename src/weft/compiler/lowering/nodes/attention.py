@@ -14,22 +14,22 @@ every sum depends on sizes only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ceil
 
 import numpy as np
 
 from weft.compiler.lowering.builder import (
     ZERO,
-    Draft,
-    SingleKernel,
+    KernelBuilder,
+    NodeKernel,
     compute_dtype,
     kernel_of,
     widen_element,
 )
 from weft.compiler.lowering.nodes.convolutions import products, rows_at_a_time, zero_buffer
 from weft.compiler.targets.limits import LoweringLimits
-from weft.core.dtypes import INDEX, DType, bool_, float32, float64, uint64
+from weft.core.dtypes import INDEX, bool_, float32, float64, uint64
 from weft.core.shapes import Dimension, Shape, size
 from weft.ir import scalars
 from weft.ir.affine_index import strides
@@ -46,32 +46,34 @@ LOWEST = {float32: -3.4028234663852886e38, float64: -1.7976931348623157e308}
 class Writer:
     """What the kernels of attention share: sizes, blocks of queries, and scores."""
 
-    def __init__(self, draft: Draft, mask: int) -> None:
-        self.draft, self.limits = draft, draft.limits
-        node = draft.node
-        self.q, self.k, self.v = draft.operands[:3]
-        self.kept = draft.params.get("kept", 1.0)
-        drawn: Sequence[Buffer | None] = draft.operands[-2:] if self.kept < 1 else (None, None)
+    def __init__(self, builder: KernelBuilder, mask: int) -> None:
+        self.builder, self.limits = builder, builder.limits
+        node = builder.node
+        self.q, self.k, self.v = builder.operands[:3]
+        self.kept = builder.params.get("kept", 1.0)
+        drawn: Sequence[Buffer | None] = builder.operands[-2:] if self.kept < 1 else (None, None)
         self.key, self.data = drawn
-        self.masks = draft.operands[mask:-2] if self.key else draft.operands[mask:]
+        self.masks = builder.operands[mask:-2] if self.key else builder.operands[mask:]
         self.mask_shapes = [atom.type.shape for atom in node.operands[mask:]]
-        self.masking: Graph | None = draft.params.get("masking")
+        self.masking: Graph | None = builder.params.get("masking")
         self.outs = tuple(
             Buffer(f"out{i}", each.type.dtype, "both") for i, each in enumerate(node.results)
         )
         # q [*batch, heads, queries, head]; k, v [*batch, shared heads, keys, head or value]
-        (*self.batch, self.heads, self.queries, self.head) = draft.shape(0)
-        self.shared, self.keys, self.value = draft.shape(2)[-3:]
+        (*self.batch, self.heads, self.queries, self.head) = builder.shape(0)
+        self.shared, self.keys, self.value = builder.shape(2)[-3:]
         self.group = 1 if self.heads == self.shared else int(self.heads) // int(self.shared)
-        self.offset = draft.params["offset"]
-        self.guarded = draft.params["guarded"] or self.keys == 0
+        self.offset = builder.params["offset"]
+        self.guarded = builder.params["guarded"] or self.keys == 0
         self.dtype = compute_dtype(self.q.dtype)
-        self.lanes = _lanes(self.queries, self.offset is not None, draft.limits)
-        self.key_block = draft.limits.attention_block_keys
+        self.lanes = _lanes(self.queries, self.offset is not None, builder.limits)
+        self.key_block = builder.limits.attention_block_keys
         """Keys of a block."""
-        is_narrow = self.lanes <= 2 * draft.limits.vector_lanes
-        self.tall = draft.limits.accumulators // (2 if is_narrow else 4)
+        is_narrow = self.lanes <= 2 * builder.limits.vector_lanes
+        self.tall = builder.limits.accumulators // (2 if is_narrow else 4)
         self.scratch: list[Scratch] = []
+        self.turned_q = self.memory("turned", self.head * self.lanes)
+        """The queries of the block, [head, lanes], so that queries lie side by side."""
 
     # what a task is about
     row = scalars.local("row", INDEX)
@@ -89,15 +91,15 @@ class Writer:
 
     def extent(self, dim: Dimension) -> Scalar:
         """A size as an expression."""
-        return self.draft.extent(dim)
+        return self.builder.extent(dim)
 
     def number(self, value: float) -> Scalar:
         """A number of the dtype of sums."""
         return scalars.const(value, self.dtype)
 
-    def memory(self, name: str, count: Dimension, dtype: DType | None = None) -> Buffer:
+    def memory(self, name: str, count: Dimension) -> Buffer:
         """Scratch memory of so many elements."""
-        buffer = Buffer(name, dtype or self.dtype, "scratch")
+        buffer = Buffer(name, self.dtype, "scratch")
         self.scratch.append(Scratch(buffer, self.extent(count)))
         return buffer
 
@@ -257,7 +259,7 @@ class Writer:
 
     def stays(self, tile: Scalar, i: Scalar) -> list[Scalar]:
         """Whether each probability of a tile is kept: by the word that its place draws."""
-        lead = self.draft.node.operands[-1].type.ndim
+        lead = self.builder.node.operands[-1].type.ndim
         each = self.extent(size(self.batch[lead:]) * self.heads)
         number, row = (self.row // each, self.row % each) if lead else (ZERO, self.row)
         line = row * self.extent(self.queries) + self.first + i
@@ -338,20 +340,50 @@ class Writer:
         whole = scalars.maximum(ZERO, most - self.start) // self.tall
         return scalars.minimum(self.tiles, whole)
 
-    def single_kernel(self, body: tuple[Statement, ...], products_: int) -> SingleKernel:
+    def for_each_tile(
+        self, keep: Callable[[Sequence[Scalar], Scalar, Scalar], Sequence[Statement]]
+    ) -> tuple[Statement, ...]:
+        """Statements on the scores of each tile: first of keys that all queries see, then others.
+
+        `keep` writes what becomes of a tile's scores, one for each of its keys, for query i.
+        """
+        whole = scalars.local("whole", INDEX)
+
+        def tiles(begin: Scalar, count: Scalar, masked: bool) -> Statement:
+            i, d, t = scalars.index("i"), scalars.index("d"), scalars.index("t")
+            tile = scalars.local("tile", INDEX)
+            lets, bases = self.key_rows("k", tile, self.head)
+            left = [widen_element(self.k[base + d]) for base in bases]
+            right = self.turned_q[d * self.lanes + i]
+            sums, found = products("s", self.tall, self.extent(self.head), left, right, d)
+            kept = keep(self.score_tile(found, tile, i, masked), tile, i)
+            inner = self.for_each_query(sums, *kept, index=i)
+            return For(t, count, (Let(tile, begin + t), *lets, inner))
+
+        return (
+            Let(whole, self.seen_by_all()),
+            tiles(ZERO, whole, masked=False),
+            tiles(whole, self.tiles - whole, masked=True),
+        )
+
+    def place_in_block(self, tile: Scalar, number: int, i: Scalar) -> Scalar:
+        """Where what belongs to a key of a tile and to query i is kept."""
+        return (tile * self.tall + number) * self.lanes + i
+
+    def single_kernel(self, body: tuple[Statement, ...], products_: int) -> NodeKernel:
         """The kernel; its work counts a vector of products as one operation."""
-        node = self.draft.node
+        node = self.builder.node
         rows = size(self.batch) * self.heads * self.queries
         work = rows * self.keys * (self.head + self.value) * products_
         kernel = Kernel(
             node.primitive.name,
-            (*self.draft.operands, *self.outs),
-            tuple(self.draft.extents.symbols),
+            (*self.builder.operands, *self.outs),
+            tuple(self.builder.extents.symbols),
             body,
             tuple(self.scratch),
         )
         values = (*node.operands, *node.results)
-        return SingleKernel(kernel, values, node.results, work=(work + 31) // 32)
+        return NodeKernel(kernel, values, node.results, work=(work + 31) // 32)
 
 
 def _number(literal: Literal) -> Scalar:
@@ -373,15 +405,17 @@ def _lanes(queries: Dimension, is_causal: bool, limits: LoweringLimits) -> int:
 
 
 @kernel_of("attention", "computed_attention")
-def attention(draft: Draft) -> SingleKernel:
+def attention(builder: KernelBuilder) -> NodeKernel:
     """Blocks of queries are divided over threads; those with the most keys are begun first."""
-    return _Forward(draft, 3).kernel()
+    return _Forward(builder, 3).kernel()
 
 
 class _Forward(Writer):
-    def kernel(self) -> SingleKernel:
+    """The results, and the logarithms of the sums of exponentials."""
+
+    def kernel(self) -> NodeKernel:
+        """A task for each head and block of queries: blocks of keys in turn, each in four steps."""
         lanes = self.lanes
-        self.turned_q = self.memory("turned", self.head * lanes)
         self.scores = self.memory("scores", self.key_block * lanes)
         self.total = self.columns("total", self.value)
         names = ("before", "top", "sum", "factor")
@@ -391,7 +425,7 @@ class _Forward(Writer):
         body = (
             *self.place_block(task // blocks, blocks - 1 - task % blocks),
             self.shared_head(),
-            self.copy_turned(self.q, self.turned_q, self.head, self.draft.params["scale"]),
+            self.copy_turned(self.q, self.turned_q, self.head, self.builder.params["scale"]),
             *self.begin_sums(),
             self.key_blocks(
                 [
@@ -408,6 +442,7 @@ class _Forward(Writer):
         return self.single_kernel((For(task, tasks, body, "parallel"),), 1)
 
     def begin_sums(self) -> tuple[Statement, ...]:
+        """Nothing seen so far: the lowest height, and sums of zero."""
         i = scalars.index("i")
         # not -inf, whose difference to itself is no number
         lowest = self.number(LOWEST[self.dtype])
@@ -422,33 +457,20 @@ class _Forward(Writer):
         )
 
     def scored_tiles(self) -> tuple[Statement, ...]:
-        """Scores of the block, and the largest so far: first of keys that all see, then others."""
-        whole = scalars.local("whole", INDEX)
-        return (
-            Let(whole, self.seen_by_all()),
-            self._scored_tiles(ZERO, whole, masked=False),
-            self._scored_tiles(whole, self.tiles - whole, masked=True),
-        )
+        """Scores of the block, and the largest so far."""
+        return self.for_each_tile(self._keep_scores)
 
-    def _scored_tiles(self, begin: Scalar, count: Scalar, masked: bool) -> Statement:
-        i, d, t = scalars.index("i"), scalars.index("d"), scalars.index("t")
-        tile = scalars.local("tile", INDEX)
-        lets, bases = self.key_rows("k", tile, self.head)
-        left = [widen_element(self.k[base + d]) for base in bases]
-        right = self.turned_q[d * self.lanes + i]
-        sums, found = products("s", self.tall, self.extent(self.head), left, right, d)
+    def _keep_scores(self, values: Sequence[Scalar], tile: Scalar, i: Scalar) -> list[Statement]:
         scores = [scalars.local(f"score{number}", self.dtype) for number in range(self.tall)]
-        values = self.score_tile(found, tile, i, masked)
         top = self.top[i]
         for score in scores:
             top = scalars.maximum(top, score)
+        held = [Let(score, value) for score, value in zip(scores, values, strict=True)]
         stores = [
-            Store(self.scores, (tile * self.tall + number) * self.lanes + i, score)
+            Store(self.scores, self.place_in_block(tile, number, i), score)
             for number, score in enumerate(scores)
         ]
-        held = [Let(score, value) for score, value in zip(scores, values, strict=True)]
-        inner = self.for_each_query(sums, *held, *stores, Store(self.top, i, top), index=i)
-        return For(t, count, (Let(tile, begin + t), *lets, inner))
+        return [*held, *stores, Store(self.top, i, top)]
 
     def rescale_sums(self) -> tuple[Statement, ...]:
         """How much what was added before counts, now that there is a larger score."""

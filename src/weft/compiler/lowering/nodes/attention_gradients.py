@@ -15,11 +15,13 @@ but the machine is full. Each sum is one task's, in an order that depends on siz
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from weft.compiler.lowering.builder import (
     ONE,
     ZERO,
-    Draft,
-    SingleKernel,
+    KernelBuilder,
+    NodeKernel,
     is_short,
     kernel_of,
     widen_element,
@@ -34,9 +36,9 @@ from weft.ir.scalars import Buffer, Scalar
 
 
 @kernel_of("attention_gradient", "computed_attention_gradient")
-def attention_gradient(draft: Draft) -> SingleKernel:
+def attention_gradient(builder: KernelBuilder) -> NodeKernel:
     """The cotangents of queries, keys and values."""
-    return _Backward(draft, 6).kernel()
+    return _Backward(builder, 6).kernel()
 
 
 class _Backward(Writer):
@@ -48,10 +50,10 @@ class _Backward(Writer):
     """The first of the keys that the task adds to, and how many they are."""
     there = scalars.local("there", INDEX)
 
-    def kernel(self) -> SingleKernel:
+    def kernel(self) -> NodeKernel:
+        """The kernel of all three gradients."""
         lanes = self.lanes
-        self.lse, self.ct, self.delta = self.draft.operands[3:6]
-        self.turned_q = self.memory("turned", self.head * lanes)
+        self.lse, self.ct, self.delta = self.builder.operands[3:6]
         self.turned_ct = self.memory("turned_ct", self.value * lanes)
         self.powers, self.moved = (
             self.memory(n, self.key_block * lanes) for n in ("powers", "moved")
@@ -146,37 +148,21 @@ class _Backward(Writer):
             nothing = scalars.equal(lse, self.number(-float("inf")))
             lse = scalars.select(nothing, self.number(0), lse)
         return (
-            self.copy_turned(self.q, self.turned_q, self.head, self.draft.params["scale"]),
+            self.copy_turned(self.q, self.turned_q, self.head, self.builder.params["scale"]),
             self.copy_turned(self.ct, self.turned_ct, self.value, 1.0),
             self.for_each_query(Store(self.height, i, lse), Store(self.shift, i, delta), index=i),
         )
 
     def weights(self) -> tuple[Statement, ...]:
         """Probabilities of the block, and the cotangents of its scores."""
-        whole = scalars.local("whole", INDEX)
-        return (
-            Let(whole, self.seen_by_all()),
-            self._powers(ZERO, whole, masked=False),
-            self._powers(whole, self.tiles - whole, masked=True),
-            self._score_cotangents(),
-        )
+        return (*self.for_each_tile(self._keep_powers), self._score_cotangents())
 
-    def _powers(self, begin: Scalar, count: Scalar, masked: bool) -> Statement:
-        i, d, t = scalars.index("i"), scalars.index("d"), scalars.index("t")
-        tile = scalars.local("tile", INDEX)
-        lets, bases = self.key_rows("k", tile, self.head)
-        left = [widen_element(self.k[base + d]) for base in bases]
-        right = self.turned_q[d * self.lanes + i]
-        sums, found = products("s", self.tall, self.extent(self.head), left, right, d)
-        stores = [
-            Store(self.powers, self._place(tile, number, i), scalars.exp(score - self.height[i]))
-            for number, score in enumerate(self.score_tile(found, tile, i, masked))
+    def _keep_powers(self, scores: Sequence[Scalar], tile: Scalar, i: Scalar) -> list[Statement]:
+        places = [self.place_in_block(tile, number, i) for number in range(self.tall)]
+        return [
+            Store(self.powers, place, scalars.exp(score - self.height[i]))
+            for place, score in zip(places, scores, strict=True)
         ]
-        inner = self.for_each_query(sums, *stores, index=i)
-        return For(t, count, (Let(tile, begin + t), *lets, inner))
-
-    def _place(self, tile: Scalar, number: int, i: Scalar) -> Scalar:
-        return (tile * self.tall + number) * self.lanes + i
 
     def _score_cotangents(self) -> Statement:
         i, d, t = scalars.index("i"), scalars.index("d"), scalars.index("t")
@@ -184,12 +170,12 @@ class _Backward(Writer):
         left = [widen_element(self.v[base + d]) for base in bases]
         right = self.turned_ct[d * self.lanes + i]
         sums, found = products("c", self.tall, self.extent(self.value), left, right, d)
-        scale = self.number(self.draft.params["scale"])
+        scale = self.number(self.builder.params["scale"])
         stays = [] if self.key is None else self.stays(t, i)
         factor, nothing = self.number(1 / self.kept if self.kept else 0), self.number(0)
         stores = []
         for number, local in enumerate(found):
-            place = self._place(t, number, i)
+            place = self.place_in_block(t, number, i)
             back = scalars.select(stays[number], local * factor, nothing) if stays else local
             moved = self.powers[place] * (back - self.shift[i]) * scale
             stores.append(Store(self.moved, place, moved))

@@ -11,7 +11,7 @@ True
 
 from __future__ import annotations
 
-from weft.compiler.lowering.builder import ZERO, Draft, SingleKernel, kernel_of, nest
+from weft.compiler.lowering.builder import ZERO, KernelBuilder, NodeKernel, kernel_of, nest
 from weft.core.dtypes import uint32, uint64
 from weft.core.shapes import size
 from weft.ir import scalars
@@ -21,30 +21,30 @@ from weft.ops.random_bits import philox
 
 
 @kernel_of("random_bits")
-def random_bits(draft: Draft) -> SingleKernel:
+def random_bits(builder: KernelBuilder) -> NodeKernel:
     """Random words of a shape for each key."""
-    rows, shape = size(draft.shape(1)), size(draft.params["shape"])
+    rows, shape = size(builder.shape(1)), size(builder.params["shape"])
     single = rows == 1
     row = ZERO if single else scalars.index("row")
-    block, count = scalars.index("block"), draft.extent(shape)
-    values = _block_words(draft, row, block)
+    block, count = scalars.index("block"), builder.extent(shape)
+    values = _block_words(builder, row, block)
     each = len(values)
     stores = []
     for number, value in enumerate(values):
         place = block * each + number
-        stores.append(Store(draft.result, row * count + place, value, scalars.less(place, count)))
+        stores.append(Store(builder.result, row * count + place, value, scalars.less(place, count)))
     blocks = (block, (count + (each - 1)) // each)
-    loops = [blocks] if single else [(row, draft.extent(rows)), blocks]
-    work = rows * shape * draft.limits.random_word_operations
-    return draft.kernel(nest(loops, tuple(stores)), work)
+    loops = [blocks] if single else [(row, builder.extent(rows)), blocks]
+    work = rows * shape * builder.limits.random_word_operations
+    return builder.kernel(nest(loops, tuple(stores)), work)
 
 
-def _block_words(draft: Draft, row: Scalar, block: Scalar) -> list[Scalar]:
+def _block_words(builder: KernelBuilder, row: Scalar, block: Scalar) -> list[Scalar]:
     """What a block of a row gives, as elements of the result."""
-    key, data = draft.operands
+    key, data = builder.operands
     words = [scalars.cast(key[row * 2 + place], uint64) for place in range(2)]
-    rest = (draft.params["domain"] << 16, data[row] & 0xFFFFFFFF, data[row] >> 32)
+    rest = (builder.params["domain"] << 16, data[row] & 0xFFFFFFFF, data[row] >> 32)
     found = philox(scalars.cast(block, uint64), (words[0], words[1]), rest)
-    if draft.result.dtype is uint32:
+    if builder.result.dtype is uint32:
         return [scalars.cast(word, uint32) for word in found]
     return [low | (high << 32) for low, high in (found[:2], found[2:])]

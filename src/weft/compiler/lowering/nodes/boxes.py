@@ -17,9 +17,9 @@ import numpy as np
 
 from weft.compiler.lowering.builder import (
     ZERO,
-    Draft,
+    KernelBuilder,
     Loop,
-    SingleKernel,
+    NodeKernel,
     all_conditions,
     is_within,
     kernel_of,
@@ -34,85 +34,90 @@ from weft.ir.scalars import Scalar
 
 
 @kernel_of("update_slice")
-def update_slice(draft: Draft) -> SingleKernel:
+def update_slice(builder: KernelBuilder) -> NodeKernel:
     """x with a slice replaced."""
-    starts = [draft.extent(start) for start in draft.params["starts"]]
-    return _lay_over_copy(draft, starts, draft.params["strides"], ())
+    starts = [builder.extent(start) for start in builder.params["starts"]]
+    return _lay_over_copy(builder, starts, builder.params["strides"], ())
 
 
 @kernel_of("dynamic_update_slice")
-def dynamic_update_slice(draft: Draft) -> SingleKernel:
+def dynamic_update_slice(builder: KernelBuilder) -> NodeKernel:
     """x with a box replaced, at starts that are data."""
-    starts, read = box_starts(draft, 2, draft.shape(1))
-    return _lay_over_copy(draft, starts, (1,) * len(starts), read)
+    starts, read = box_starts(builder, 2, builder.shape(1))
+    return _lay_over_copy(builder, starts, (1,) * len(starts), read)
 
 
 def _lay_over_copy(
-    draft: Draft, starts: Sequence[Scalar], strides: Sequence[Dimension], read: Sequence[Statement]
-) -> SingleKernel:
+    builder: KernelBuilder,
+    starts: Sequence[Scalar],
+    strides: Sequence[Dimension],
+    read: Sequence[Statement],
+) -> NodeKernel:
     """Operand 1 laid over a copy of operand 0: only the box is touched."""
-    below = uniform(draft.node.operands[0], draft.producers)
+    below = uniform(builder.node.operands[0], builder.producers)
     if below is not None:
-        return _lay_over_constant(draft, 1, starts, strides, read, below)
-    steps = draft.strides(-1)
+        return _lay_over_constant(builder, 1, starts, strides, read, below)
+    steps = builder.strides(-1)
     apart = [step * stride for step, stride in zip(steps, strides, strict=True)]
-    loops, (target, source) = draft.walk("i", draft.shape(1), apart, draft.strides(1))
-    at = draft.offset(starts, steps) + target
-    store = Store(draft.result, at, draft.operands[1][source])
-    return draft.update((*read, *nest(loops, (store,))), size(draft.shape(1)))
+    loops, (target, source) = builder.walk("i", builder.shape(1), apart, builder.strides(1))
+    at = builder.offset(starts, steps) + target
+    store = Store(builder.result, at, builder.operands[1][source])
+    return builder.update((*read, *nest(loops, (store,))), size(builder.shape(1)))
 
 
 @kernel_of("pad")
-def pad(draft: Draft) -> SingleKernel:
+def pad(builder: KernelBuilder) -> NodeKernel:
     """x among elements of one value, with some between its own."""
-    padding = draft.params["padding"]
-    starts = [draft.extent(low) for low, _, _ in padding]
-    value = np.asarray(draft.params["value"]).astype(draft.result.dtype.numpy).item()
-    below = scalars.const(value, draft.result.dtype)
+    padding = builder.params["padding"]
+    starts = [builder.extent(low) for low, _, _ in padding]
+    value = np.asarray(builder.params["value"]).astype(builder.result.dtype.numpy).item()
+    below = scalars.const(value, builder.result.dtype)
     return _lay_over_constant(
-        draft, 0, starts, [between + 1 for _, _, between in padding], (), below
+        builder, 0, starts, [between + 1 for _, _, between in padding], (), below
     )
 
 
 def _lay_over_constant(
-    draft: Draft,
+    builder: KernelBuilder,
     operand: int,
     starts: Sequence[Scalar],
     strides: Sequence[Dimension],
     read: Sequence[Statement],
     below: Scalar,
-) -> SingleKernel:
+) -> NodeKernel:
     """An operand laid over a constant."""
-    dims, parts = draft.shape(-1), draft.shape(operand)
+    dims, parts = builder.shape(-1), builder.shape(operand)
     rows: list[Loop] = [
-        (scalars.index(f"i{axis}"), draft.extent(dim)) for axis, dim in enumerate(dims[:-1])
+        (scalars.index(f"i{axis}"), builder.extent(dim)) for axis, dim in enumerate(dims[:-1])
     ]
-    steps, over = draft.strides(-1), draft.strides(operand)
-    row = draft.offset([i for i, _ in rows], steps[:-1])
-    meets, source, more = _row_overlap(draft, rows, parts, starts, strides, over)
+    steps, over = builder.strides(-1), builder.strides(operand)
+    row = builder.offset([i for i, _ in rows], steps[:-1])
+    meets, source, more = _row_overlap(builder, rows, parts, starts, strides, over)
     if not dims:
-        return draft.kernel((*read, Store(draft.result, ZERO, draft.operands[operand][0])), 1)
+        return builder.kernel((*read, Store(builder.result, ZERO, builder.operands[operand][0])), 1)
     column = scalars.index("j")
     at = row + column
-    place = row + starts[-1] + column * draft.extent(strides[-1])
-    part = draft.extent(parts[-1])
+    place = row + starts[-1] + column * builder.extent(strides[-1])
+    part = builder.extent(parts[-1])
     laid = part if meets is None else scalars.select(meets, part, ZERO)
     body = (
         *more,
         *nest(
-            [(column, draft.extent(dims[-1]))], (Store(draft.result, at, below),), parallel=False
+            [(column, builder.extent(dims[-1]))],
+            (Store(builder.result, at, below),),
+            parallel=False,
         ),
         *nest(
             [(column, laid)],
-            (Store(draft.result, place, draft.operands[operand][source + column]),),
+            (Store(builder.result, place, builder.operands[operand][source + column]),),
             parallel=False,
         ),
     )
-    return draft.kernel((*read, *nest(rows, body, vector=False)), size(dims))
+    return builder.kernel((*read, *nest(rows, body, vector=False)), size(dims))
 
 
 def _row_overlap(
-    draft: Draft,
+    builder: KernelBuilder,
     rows: Sequence[Loop],
     parts: Sequence[Dimension],
     starts: Sequence[Scalar],
@@ -124,10 +129,10 @@ def _row_overlap(
     for axis, (index, _) in enumerate(rows):
         moved = index - starts[axis]
         inside = scalars.local(f"n{axis}", moved.dtype)
-        step = draft.extent(strides[axis])
+        step = builder.extent(strides[axis])
         more.append(Let(inside, moved // step))
-        conditions.append(is_within(inside, draft.extent(parts[axis])))
+        conditions.append(is_within(inside, builder.extent(parts[axis])))
         if strides[axis] != 1:
             conditions.append(scalars.equal(inside * step, moved))
-        source = source + inside * draft.extent(over[axis])
+        source = source + inside * builder.extent(over[axis])
     return all_conditions(conditions), source, more

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 from weft.compiler.lowering.builder import (
     ZERO,
-    Draft,
+    KernelBuilder,
     Loop,
-    SingleKernel,
+    NodeKernel,
     compute_dtype,
     kernel_of,
     nest,
@@ -44,20 +44,20 @@ class _Axes:
 
 
 @kernel_of("dot")
-def dot(draft: Draft) -> SingleKernel:
+def dot(builder: KernelBuilder) -> NodeKernel:
     """The product of two tensors."""
-    stack, rows, columns, terms = _roles(draft)
-    work = size(draft.shape(-1)) * size(terms.shape)
+    stack, rows, columns, terms = _roles(builder)
+    work = size(builder.shape(-1)) * size(terms.shape)
     if all(size(axes.shape) != 1 for axes in (rows, columns, terms)):
-        return _Blocked(draft, stack, rows, columns, terms).kernel(work)
-    return draft.kernel(_element_loops(draft, (stack, rows), columns, terms), work)
+        return _Blocked(builder, stack, rows, columns, terms).kernel(work)
+    return builder.kernel(_element_loops(builder, (stack, rows), columns, terms), work)
 
 
-def _roles(draft: Draft) -> tuple[_Axes, _Axes, _Axes, _Axes]:
+def _roles(builder: KernelBuilder) -> tuple[_Axes, _Axes, _Axes, _Axes]:
     """The axes that are walked through together, those of rows, of columns and of sums."""
-    contract, batch = draft.params["contract"], draft.params["batch"]
-    a, b = draft.shape(0), draft.shape(1)
-    left, right, out = draft.strides(0), draft.strides(1), draft.strides(-1)
+    contract, batch = builder.params["contract"], builder.params["batch"]
+    a, b = builder.shape(0), builder.shape(1)
+    left, right, out = builder.strides(0), builder.strides(1), builder.strides(-1)
     rows, columns = (
         free_axes(len(a), contract[0], batch[0]),
         free_axes(len(b), contract[1], batch[1]),
@@ -85,21 +85,21 @@ def _roles(draft: Draft) -> tuple[_Axes, _Axes, _Axes, _Axes]:
 
 
 def _element_loops(
-    draft: Draft, outer: Sequence[_Axes], columns: _Axes, terms: _Axes
+    builder: KernelBuilder, outer: Sequence[_Axes], columns: _Axes, terms: _Axes
 ) -> tuple[Statement, ...]:
     """Each element by itself; columns are in vectors, or else the sums are."""
     shape = tuple(dim for axes in outer for dim in axes.shape)
     steps = [tuple(s for axes in outer for s in getattr(axes, n)) for n in ("a", "b", "out")]
-    row_loops, row = draft.walk("i", shape, *steps)
-    column_loops, column = draft.walk("j", columns.shape, columns.a, columns.b, columns.out)
-    term_loops, term = draft.walk("k", terms.shape, terms.a, terms.b)
-    x = widen_element(draft.operands[0][row[0] + column[0] + term[0]])
-    y = widen_element(draft.operands[1][row[1] + column[1] + term[1]])
+    row_loops, row = builder.walk("i", shape, *steps)
+    column_loops, column = builder.walk("j", columns.shape, columns.a, columns.b, columns.out)
+    term_loops, term = builder.walk("k", terms.shape, terms.a, terms.b)
+    x = widen_element(builder.operands[0][row[0] + column[0] + term[0]])
+    y = widen_element(builder.operands[1][row[1] + column[1] + term[1]])
     total, body = _sum_over_loops(x * y, term_loops)
     if terms.shape and not term_loops and total.dtype.is_inexact:
         total = total + scalars.const(0, total.dtype)  # a sum of one term is no negative zero
-    value = scalars.cast(total, draft.result.dtype)
-    body = (*body, Store(draft.result, row[2] + column[2], value))
+    value = scalars.cast(total, builder.result.dtype)
+    body = (*body, Store(builder.result, row[2] + column[2], value))
     in_vectors = bool(column_loops) or not term_loops
     return nest([*row_loops, *column_loops], body, vector=in_vectors)
 
@@ -123,16 +123,19 @@ class _Blocked:
     row, column, product = (scalars.local(n, INDEX) for n in ("row", "column", "product"))
 
     def __init__(
-        self, draft: Draft, stack: _Axes, rows: _Axes, columns: _Axes, terms: _Axes
+        self, builder: KernelBuilder, stack: _Axes, rows: _Axes, columns: _Axes, terms: _Axes
     ) -> None:
-        self.draft = draft
-        self.block, self.rows_at_once = draft.limits.product_block, draft.limits.accumulated_rows
+        self.builder = builder
+        self.block, self.rows_at_once = (
+            builder.limits.product_block,
+            builder.limits.accumulated_rows,
+        )
         self.stack, self.rows, self.columns, self.terms = stack, rows, columns, terms
-        self.depth = draft.extent(size(terms.shape))
-        dtype = compute_dtype(draft.result.dtype)
+        self.depth = builder.extent(size(terms.shape))
+        dtype = compute_dtype(builder.result.dtype)
         self.left, self.right = Buffer("left", dtype, "scratch"), Buffer("right", dtype, "scratch")
 
-    def kernel(self, work: Dimension) -> SingleKernel:
+    def kernel(self, work: Dimension) -> NodeKernel:
         """All tasks, divided over threads."""
         task = scalars.index("task")
         many, wide_ = (self._blocks(axes) for axes in (self.rows, self.columns))
@@ -144,23 +147,23 @@ class _Blocked:
             *self._pack_block(self.columns, 1, self.column, self.right),
             *self._multiply_block(),
         )
-        stack = self.draft.extent(size(self.stack.shape))
+        stack = self.builder.extent(size(self.stack.shape))
         scratch = tuple(Scratch(each, self.depth * self.block) for each in (self.left, self.right))
-        return self.draft.kernel(
+        return self.builder.kernel(
             (For(task, stack * many * wide_, body, "parallel"),), work, scratch
         )
 
     def _blocks(self, axes: _Axes) -> Scalar:
-        return self.draft.extent((size(axes.shape) + (self.block - 1)) // self.block)
+        return self.builder.extent((size(axes.shape) + (self.block - 1)) // self.block)
 
     def _part(self, axes: _Axes, start: Scalar) -> Scalar:
         """How many rows or columns a task has."""
-        rest = self.draft.extent(size(axes.shape)) - start
+        rest = self.builder.extent(size(axes.shape)) - start
         return scalars.minimum(scalars.const(self.block, INDEX), rest)
 
     def _place(self, axes: _Axes, number: Scalar, steps: Sequence[Dimension]) -> Scalar:
         """Where a number that counts through axes leads."""
-        extent, total = self.draft.extent, ZERO
+        extent, total = self.builder.extent, ZERO
         for axis, (dim, counted) in enumerate(zip(axes.shape, strides(axes.shape), strict=True)):
             along = number // extent(counted)
             along = along % extent(dim) if axis else along
@@ -174,11 +177,13 @@ class _Blocked:
         one, base = scalars.index("one"), scalars.local(f"base{operand}", INDEX)
         own, shared = ("a", "b")[operand], getattr(self.stack, ("a", "b")[operand])
         steps = getattr(self.terms, own)
-        loops, (at, term) = self.draft.walk("k", self.terms.shape, steps, strides(self.terms.shape))
+        loops, (at, term) = self.builder.walk(
+            "k", self.terms.shape, steps, strides(self.terms.shape)
+        )
         place = self._place(axes, start + one, getattr(axes, own))
         place = place + self._place(self.stack, self.product, shared)
         to = term * self.block + one if operand else one * self.depth + term
-        store = Store(target, to, widen_element(self.draft.operands[operand][base + at]))
+        store = Store(target, to, widen_element(self.builder.operands[operand][base + at]))
         inside = nest(loops, (store,), parallel=False, vector=not operand)
         return (For(one, self._part(axes, start), (Let(base, place), *inside)),)
 
@@ -201,9 +206,9 @@ class _Blocked:
             total = scalars.local(f"sum{number}", self.left.dtype)
             value = self.left[row * self.depth + k] * self.right[k * self.block + j]
             updates.append(Update(total, "add", value))
-            result = scalars.cast(total, self.draft.result.dtype)
+            result = scalars.cast(total, self.builder.result.dtype)
             # the result's columns lie side by side, whatever axes they are made of
-            stores.append(Store(self.draft.result, place + self.column + j, result))
+            stores.append(Store(self.builder.result, place + self.column + j, result))
         sums = Accumulate(k, self.depth, tuple(updates))
         inner = For(j, columns, (sums, *stores), "vector")
         count = (rows + (self.rows_at_once - 1)) // self.rows_at_once

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 from weft.compiler.lowering.builder import (
     ZERO,
-    Draft,
+    KernelBuilder,
     Loop,
-    SingleKernel,
+    NodeKernel,
     all_conditions,
     is_within,
     kernel_of,
@@ -37,9 +37,9 @@ from weft.ir.scalars import Scalar
 
 
 @kernel_of("conv_input_gradient")
-def conv_input_gradient(draft: Draft) -> SingleKernel:
+def conv_input_gradient(builder: KernelBuilder) -> NodeKernel:
     """Products of weights and cotangents, added to where their patches came from."""
-    return _Backward(draft, -1, 1, 0).kernel()
+    return _Backward(builder, -1, 1, 0).kernel()
 
 
 class _Backward(Writer):
@@ -48,7 +48,7 @@ class _Backward(Writer):
     row_block = scalars.index("row_block")
     channel, output = scalars.index("c"), scalars.index("o")
 
-    def kernel(self) -> SingleKernel:
+    def kernel(self) -> NodeKernel:
         sizes = self.sizes
         self.unit = rows_at_a_time(self.limits.accumulated_rows, sizes.channels)
         self.cotangents = self.memory("cotangents", sizes.outputs * self.columns)
@@ -101,7 +101,7 @@ class _Backward(Writer):
         sizes = self.sizes
         u, k, o = scalars.index("u"), scalars.index("k"), self.output
         channel = scalars.minimum(self.channel * self.unit + u, self.extent(sizes.channels) - 1)
-        source = self.draft.offset(
+        source = self.builder.offset(
             [self.group, o, channel, k],
             contiguous((sizes.groups, sizes.outputs, sizes.channels, sizes.taps)),
         )
@@ -117,7 +117,7 @@ class _Backward(Writer):
     def spread_to_taps(self) -> tuple[Statement, ...]:
         """For each tap, multiply and add to what it saw."""
         taps = self.taps("k")
-        tap = self.draft.offset([i for i, _ in taps], contiguous(self.sizes.kernel))
+        tap = self.builder.offset([i for i, _ in taps], contiguous(self.sizes.kernel))
         body = (*self.multiply_block(tap), *self.add_tap([i for i, _ in taps]))
         return nest(taps, body, parallel=False, vector=False)
 
@@ -134,14 +134,14 @@ class _Backward(Writer):
 
     def add_tap(self, tap: Sequence[Scalar]) -> tuple[Statement, ...]:
         sizes = self.sizes
-        u, inner = scalars.index("u"), self.place_loops("j")
+        u, inner = scalars.index("u"), self.place_loops()
         loops = [*self.loops(), *inner]
         row = self.row_block * self.extent(self.rows) + loops[1][0]
         place, inside = self.tap_places([row, *[i for i, _ in inner]], tap)
-        column = self.draft.offset(
+        column = self.builder.offset(
             [i for i, _ in loops], contiguous((self.images, self.rows, *sizes.counts[1:]))
         )
-        target = self.draft.offset(
+        target = self.builder.offset(
             [loops[0][0], self.channel * self.unit + u, *place],
             contiguous((self.images, sizes.channels, *sizes.area)),
         )
@@ -166,9 +166,9 @@ class _Backward(Writer):
 
 
 @kernel_of("conv_weight_gradient")
-def conv_weight_gradient(draft: Draft) -> SingleKernel:
+def conv_weight_gradient(builder: KernelBuilder) -> NodeKernel:
     """Products of x and cotangents, summed over all places of all images."""
-    return _Weights(draft, 0, -1, 1, blocks=2).kernel()
+    return _Weights(builder, 0, -1, 1, blocks=2).kernel()
 
 
 class _Weights(Writer):
@@ -181,7 +181,7 @@ class _Weights(Writer):
     image_block, row_block = scalars.index("image_block"), scalars.index("row_block")
     channel, output = scalars.local("channel", INDEX), scalars.local("output", INDEX)
 
-    def kernel(self) -> SingleKernel:
+    def kernel(self) -> NodeKernel:
         sizes = self.sizes
         self.lanes, self.unit = self.limits.vector_lanes, self.limits.accumulators
         self.deep = rows_at_a_time(self.limits.weight_gradient_channels, sizes.channels)
@@ -225,12 +225,12 @@ class _Weights(Writer):
     def place_windows(self) -> tuple[Statement, ...]:
         """Where the window of each place begins."""
         sizes = self.sizes
-        n, r, inner = scalars.index("n"), scalars.index("r"), self.place_loops("j")
+        n, r, inner = scalars.index("n"), scalars.index("r"), self.place_loops()
         loops = [(n, self.extent(self.images)), (r, self.extent(self.rows)), *inner]
         index = [i for i, _ in loops]
-        column = self.draft.offset(index, contiguous((self.images, self.rows, *sizes.counts[1:])))
+        column = self.builder.offset(index, contiguous((self.images, self.rows, *sizes.counts[1:])))
         place = [n, ZERO, *[i * s for i, s in zip(index[1:], sizes.strides, strict=True)]]
-        where = self.draft.offset(place, contiguous((self.images, self.deep, *self.frame)))
+        where = self.builder.offset(place, contiguous((self.images, self.deep, *self.frame)))
         return nest(loops, (Store(self.at, column, where),), parallel=False)
 
     def packed_x(self) -> tuple[Statement, ...]:
@@ -256,7 +256,7 @@ class _Weights(Writer):
         ]
         value = scalars.load(self.x, self.of_x(image, channel, place), all_conditions(inside))
         index = [n, c, *[i for i, _ in loops]]
-        at = self.draft.offset(index, contiguous((self.images, self.deep, *self.frame)))
+        at = self.builder.offset(index, contiguous((self.images, self.deep, *self.frame)))
         outer = [(n, self.extent(self.images)), (c, self.extent(self.deep))]
         return nest(
             [*outer, *loops], (Store(self.seen_x, at, widen_element(value)),), parallel=False
@@ -305,7 +305,7 @@ class _Weights(Writer):
             ]
             moved = [k * d for k, d in zip(tap, sizes.dilation, strict=True)]
             base = scalars.local(f"x{row}", INDEX)
-            first = weight // taps * plane + self.draft.offset(moved, contiguous(self.frame))
+            first = weight // taps * plane + self.builder.offset(moved, contiguous(self.frame))
             lets.append(Let(base, first))
             left.append(self.seen_x[base + here])
         sums, found = products(
@@ -329,5 +329,5 @@ class _Weights(Writer):
         index = [self.group, self.output * self.lanes + o, self.channel * self.deep * taps + q]
         steps = contiguous((sizes.groups, sizes.outputs, sizes.channels * sizes.taps))
         value = scalars.cast(self.total[q * self.lanes + o], self.w.dtype)
-        store = Store(self.w, self.draft.offset(index, steps), value)
+        store = Store(self.w, self.builder.offset(index, steps), value)
         return nest([(o, outputs), (q, channels * taps)], (store,), parallel=False, vector=False)

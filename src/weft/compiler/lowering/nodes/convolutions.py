@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.compiler.lowering.builder import (
-    Draft,
+    KernelBuilder,
     Loop,
-    SingleKernel,
+    NodeKernel,
     all_conditions,
     compute_dtype,
     is_within,
@@ -84,10 +84,10 @@ class Geometry:
         return max(1, most), max(1, int(self.counts[0]))
 
 
-def geometry(draft: Draft, x: int, w: int, y: int) -> Geometry:
+def geometry(builder: KernelBuilder, x: int, w: int, y: int) -> Geometry:
     """The sizes of a node whose operands or result x, w and y are."""
-    shapes = [draft.shape(each) for each in (x, w, y)]
-    params = draft.params
+    shapes = [builder.shape(each) for each in (x, w, y)]
+    params = builder.params
     sides = [(int(low), bool(low or high)) for low, high in params["padding"]]
     lead = (1,) if len(shapes[0]) == 3 else ()
     return Geometry(
@@ -108,22 +108,22 @@ def geometry(draft: Draft, x: int, w: int, y: int) -> Geometry:
 class Writer:
     """What the three kernels share: the loops of a block, and places in x and y."""
 
-    def __init__(self, draft: Draft, x: int, w: int, y: int, blocks: int = 1) -> None:
+    def __init__(self, builder: KernelBuilder, x: int, w: int, y: int, blocks: int = 1) -> None:
         """A block has the places of so many usual ones."""
-        self.draft, self.limits = draft, draft.limits
-        self.sizes = geometry(draft, x, w, y)
-        places = blocks * draft.limits.convolution_block_places
-        self.images, self.rows = self.sizes.block(places, draft.limits)
-        buffers = (*draft.operands, draft.result)
+        self.builder, self.limits = builder, builder.limits
+        self.sizes = geometry(builder, x, w, y)
+        places = blocks * builder.limits.convolution_block_places
+        self.images, self.rows = self.sizes.block(places, builder.limits)
+        buffers = (*builder.operands, builder.result)
         self.x, self.w, self.y = buffers[x], buffers[w], buffers[y]
-        self.dtype = compute_dtype(draft.result.dtype)
+        self.dtype = compute_dtype(builder.result.dtype)
         self.group = scalars.index("group")
         self.block = scalars.index("block")
         self.scratch: list[Scratch] = []
 
     def extent(self, dim: Dimension) -> Scalar:
         """A size as an expression."""
-        return self.draft.extent(dim)
+        return self.builder.extent(dim)
 
     def memory(self, name: str, count: Dimension, dtype: object = None) -> Buffer:
         """Scratch memory of so many elements."""
@@ -152,10 +152,10 @@ class Writer:
             return self.extent(many)
         return scalars.minimum(self.extent(many), self.extent(whole) - block * self.extent(many))
 
-    def place_loops(self, prefix: str) -> list[Loop]:
+    def place_loops(self) -> list[Loop]:
         """Loops over the axes of output places but the first."""
         dims = self.sizes.counts[1:]
-        return [(scalars.index(f"{prefix}{a}"), self.extent(d)) for a, d in enumerate(dims)]
+        return [(scalars.index(f"j{a}"), self.extent(d)) for a, d in enumerate(dims)]
 
     def taps(self, prefix: str) -> list[Loop]:
         """Loops over the kernel's window."""
@@ -179,20 +179,20 @@ class Writer:
         """The offset of an element of x; the channel is one of this group."""
         sizes = self.sizes
         steps = contiguous((sizes.images, sizes.groups, sizes.channels, *sizes.area))
-        return self.draft.offset([image, self.group, channel, *place], steps)
+        return self.builder.offset([image, self.group, channel, *place], steps)
 
     def of_y(self, image: Scalar, output: Scalar, place: Scalar) -> Scalar:
         """The offset of an element of y, at a place counted through an image."""
         sizes = self.sizes
         steps = contiguous((sizes.images, sizes.groups, sizes.outputs, sizes.places))
-        return self.draft.offset([image, self.group, output, place], steps)
+        return self.builder.offset([image, self.group, output, place], steps)
 
-    def single_kernel(self, body: tuple[Statement, ...]) -> SingleKernel:
+    def single_kernel(self, body: tuple[Statement, ...]) -> NodeKernel:
         """The kernel; its work counts a vector of products as one operation."""
         sizes = self.sizes
         work = sizes.images * sizes.places * sizes.groups * sizes.outputs
         total = work * sizes.channels * sizes.taps
-        return self.draft.kernel(body, (total + 15) // 16, tuple(self.scratch))
+        return self.builder.kernel(body, (total + 15) // 16, tuple(self.scratch))
 
 
 def products(
@@ -224,15 +224,15 @@ def rows_at_a_time(rows: int, dim: Dimension) -> int:
 
 
 @kernel_of("conv")
-def conv(draft: Draft) -> SingleKernel:
+def conv(builder: KernelBuilder) -> NodeKernel:
     """Patches of x times weights."""
-    return _Forward(draft, 0, 1, -1).kernel()
+    return _Forward(builder, 0, 1, -1).kernel()
 
 
 class _Forward(Writer):
     """Blocks of places are divided over threads; channels are taken in blocks that stay cached."""
 
-    def kernel(self) -> SingleKernel:
+    def kernel(self) -> NodeKernel:
         sizes, columns = self.sizes, self.columns
         self.unit = rows_at_a_time(self.limits.accumulated_rows, sizes.outputs)
         self.deep = self._cached_channels()
@@ -271,14 +271,14 @@ class _Forward(Writer):
     def pack_patches(self) -> tuple[Statement, ...]:
         """Copy the patches of some channels."""
         sizes = self.sizes
-        c, taps, inner = scalars.index("c"), self.taps("k"), self.place_loops("j")
+        c, taps, inner = scalars.index("c"), self.taps("k"), self.place_loops()
         loops, image, row = self.block_loops()
         tap = [i for i, _ in taps]
         place, inside = self.tap_places([row, *[i for i, _ in inner]], tap)
         source = self.of_x(image, self.chunk * self.deep + c, place)
         value = scalars.load(self.x, source, all_conditions(inside))
-        line = self.draft.offset([c, *tap], contiguous((self.deep, *sizes.kernel)))
-        column = self.draft.offset(
+        line = self.builder.offset([c, *tap], contiguous((self.deep, *sizes.kernel)))
+        column = self.builder.offset(
             [i for i, _ in (*loops, *inner)],
             contiguous((self.images, self.rows, *sizes.counts[1:])),
         )

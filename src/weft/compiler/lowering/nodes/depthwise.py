@@ -15,9 +15,9 @@ from itertools import product
 from math import prod
 
 from weft.compiler.lowering.builder import (
-    Draft,
+    KernelBuilder,
     Loop,
-    SingleKernel,
+    NodeKernel,
     all_conditions,
     is_within,
     kernel_of,
@@ -33,32 +33,32 @@ from weft.ir.scalars import Buffer, Scalar
 
 
 @kernel_of("conv_last")
-def conv_last(draft: Draft) -> SingleKernel | None:
+def conv_last(builder: KernelBuilder) -> NodeKernel | None:
     """The sum of products of each window, channel by channel."""
-    sizes = _depthwise_sizes(draft)
-    return None if sizes is None else _Places(draft, sizes).kernel(backward=False)
+    sizes = _depthwise_sizes(builder)
+    return None if sizes is None else _Places(builder, sizes).kernel(backward=False)
 
 
 @kernel_of("conv_last_input_gradient")
-def conv_last_input_gradient(draft: Draft) -> SingleKernel | None:
+def conv_last_input_gradient(builder: KernelBuilder) -> NodeKernel | None:
     """The sum of products of each place with the windows that see it."""
-    sizes = _depthwise_sizes(draft)
-    return None if sizes is None else _Places(draft, sizes).kernel(backward=True)
+    sizes = _depthwise_sizes(builder)
+    return None if sizes is None else _Places(builder, sizes).kernel(backward=True)
 
 
 @kernel_of("conv_last_weight_gradient")
-def conv_last_weight_gradient(draft: Draft) -> SingleKernel | None:
+def conv_last_weight_gradient(builder: KernelBuilder) -> NodeKernel | None:
     """The sums over all places, of all taps in one pass."""
-    sizes = _depthwise_sizes(draft)
-    return None if sizes is None else _Weights(draft, sizes).kernel()
+    sizes = _depthwise_sizes(builder)
+    return None if sizes is None else _Weights(builder, sizes).kernel()
 
 
-def _depthwise_sizes(draft: Draft) -> Sizes | None:
+def _depthwise_sizes(builder: KernelBuilder) -> Sizes | None:
     """The sizes of a convolution of floats, if each channel is alone."""
-    sizes = node_sizes(draft.node)
-    if sizes is None or not draft.result.dtype.is_floating:
+    sizes = node_sizes(builder.node)
+    if sizes is None or not builder.result.dtype.is_floating:
         return None
-    return sizes if is_alone(sizes, draft.limits.unrolled_depthwise_taps) else None
+    return sizes if is_alone(sizes, builder.limits.unrolled_depthwise_taps) else None
 
 
 def is_alone(sizes: Sizes, most_taps: int) -> bool:
@@ -69,8 +69,8 @@ def is_alone(sizes: Sizes, most_taps: int) -> bool:
 class _Writer:
     """What the forms share."""
 
-    def __init__(self, draft: Draft, sizes: Sizes) -> None:
-        self.draft, self.sizes = draft, sizes
+    def __init__(self, builder: KernelBuilder, sizes: Sizes) -> None:
+        self.builder, self.sizes = builder, sizes
         self.channel = scalars.index("c")
         self.image = scalars.index("n")
         self.taps = list(product(*[range(dim) for dim in sizes.kernel]))
@@ -82,12 +82,12 @@ class _Writer:
 
     def loops(self, dims: tuple[int, ...]) -> list[Loop]:
         """Loops over the places of an image."""
-        return [(scalars.index(f"q{a}"), self.draft.extent(d)) for a, d in enumerate(dims)]
+        return [(scalars.index(f"q{a}"), self.builder.extent(d)) for a, d in enumerate(dims)]
 
     def element_offset(self, place: list[Scalar], dims: tuple[int, ...]) -> Scalar:
         """The offset of an element at a place."""
         steps = contiguous((self.sizes.images, *dims, self.sizes.groups))
-        return self.draft.offset([self.image, *place, self.channel], steps)
+        return self.builder.offset([self.image, *place, self.channel], steps)
 
     def tap_place(
         self, at: list[Scalar], tap: tuple[int, ...]
@@ -100,7 +100,7 @@ class _Writer:
             last = (s.counts[axis] - 1) * s.strides[axis] + k * s.dilation[axis] - s.low[axis]
             places.append(place)
             if k * s.dilation[axis] < s.low[axis] or last >= s.area[axis]:
-                conditions.append(is_within(place, self.draft.extent(s.area[axis])))
+                conditions.append(is_within(place, self.builder.extent(s.area[axis])))
         return places, all_conditions(conditions)
 
     def window_place(
@@ -123,42 +123,42 @@ class _Writer:
 class _Places(_Writer):
     """A convolution, or the gradient of its input; rows of images are divided over threads."""
 
-    def kernel(self, *, backward: bool) -> SingleKernel:
-        s, draft = self.sizes, self.draft
+    def kernel(self, *, backward: bool) -> NodeKernel:
+        s, builder = self.sizes, self.builder
         target, source = (s.area, s.counts) if backward else (s.counts, s.area)
-        groups = draft.extent(s.groups)
-        turned = Buffer("turned", draft.result.dtype, "scratch")
+        groups = builder.extent(s.groups)
+        turned = Buffer("turned", builder.result.dtype, "scratch")
         k, c = scalars.index("k"), self.channel
-        turn = Store(turned, k * groups + c, draft.operands[1][c * s.taps + k])
-        fill = For(k, draft.extent(s.taps), (For(c, groups, (turn,), "vector"),))
+        turn = Store(turned, k * groups + c, builder.operands[1][c * s.taps + k])
+        fill = For(k, builder.extent(s.taps), (For(c, groups, (turn,), "vector"),))
         # an image and a row of it are one loop, so that there are enough tasks
-        row, first = scalars.index("row"), draft.extent(target[0])
+        row, first = scalars.index("row"), builder.extent(target[0])
         self.image = scalars.local("image", INDEX)
         loops = self.loops(target)
         at = [scalars.local("first", INDEX), *[index for index, _ in loops[1:]]]
         lets = (Let(self.image, row // first), Let(at[0], row % first))
-        total: Scalar = scalars.const(0, draft.result.dtype)
+        total: Scalar = scalars.const(0, builder.result.dtype)
         for number, tap in enumerate(self.taps):
             place, inside = self.window_place(at, tap) if backward else self.tap_place(at, tap)
-            value = scalars.load(draft.operands[0], self.element_offset(place, source), inside)
+            value = scalars.load(builder.operands[0], self.element_offset(place, source), inside)
             total = total + value * turned[scalars.const(number, INDEX) * groups + c]
-        store = Store(draft.result, self.element_offset(at, target), total)
+        store = Store(builder.result, self.element_offset(at, target), total)
         body = nest([*loops[1:], (c, groups)], (store,), parallel=False)
-        outer = For(row, draft.extent(s.images * target[0]), (*lets, fill, *body), "parallel")
-        scratch = (Scratch(turned, draft.extent(s.groups * s.taps)),)
-        return draft.kernel((outer,), self.work(), scratch)
+        outer = For(row, builder.extent(s.images * target[0]), (*lets, fill, *body), "parallel")
+        scratch = (Scratch(turned, builder.extent(s.groups * s.taps)),)
+        return builder.kernel((outer,), self.work(), scratch)
 
 
 class _Weights(_Writer):
     """The gradient of the weights; channels are divided over threads."""
 
-    def kernel(self) -> SingleKernel:
-        s, draft = self.sizes, self.draft
-        x, y = draft.operands
-        lanes = draft.limits.vector_lanes  # channels of a task
+    def kernel(self) -> NodeKernel:
+        s, builder = self.sizes, self.builder
+        x, y = builder.operands
+        lanes = builder.limits.vector_lanes  # channels of a task
         block, lane = scalars.index("block"), scalars.index("lane")
         self.channel = block * lanes + lane
-        loops = [(self.image, draft.extent(s.images)), *self.loops(s.counts)]
+        loops = [(self.image, builder.extent(s.images)), *self.loops(s.counts)]
         at = [index for index, _ in loops[1:]]
         given = y[self.element_offset(at, s.counts)]
         values: list[Scalar] = []
@@ -172,9 +172,12 @@ class _Weights(_Writer):
             body = (Accumulate(index, extent, updates, body),)
             values = list(names)
         stores = [
-            Store(draft.result, self.channel * s.taps + k, value) for k, value in enumerate(values)
+            Store(builder.result, self.channel * s.taps + k, value)
+            for k, value in enumerate(values)
         ]
-        many = scalars.minimum(scalars.const(lanes, INDEX), draft.extent(s.groups) - block * lanes)
+        many = scalars.minimum(
+            scalars.const(lanes, INDEX), builder.extent(s.groups) - block * lanes
+        )
         inner = For(lane, many, (*body, *stores), "vector")
-        outer = For(block, draft.extent(-(-s.groups // lanes)), (inner,), "parallel")
-        return draft.kernel((outer,), self.work())
+        outer = For(block, builder.extent(-(-s.groups // lanes)), (inner,), "parallel")
+        return builder.kernel((outer,), self.work())

@@ -7,30 +7,30 @@
 
 from __future__ import annotations
 
-from weft.compiler.lowering.builder import Draft, SingleKernel, kernel_of, nest
+from weft.compiler.lowering.builder import KernelBuilder, NodeKernel, kernel_of, nest
 from weft.core.shapes import size
 from weft.ir import scalars
 from weft.ir.loops import Store
 
 
 @kernel_of("bitcast")
-def bitcast(draft: Draft) -> SingleKernel:
+def bitcast(builder: KernelBuilder) -> NodeKernel:
     """The same bits as another dtype."""
-    i, count = scalars.index("i"), size(draft.shape(-1))
-    store = Store(draft.result, i, scalars.bitcast(draft.operands[0][i], draft.result.dtype))
-    return draft.kernel(nest([(i, draft.extent(count))], (store,)), count)
+    i, count = scalars.index("i"), size(builder.shape(-1))
+    store = Store(builder.result, i, scalars.bitcast(builder.operands[0][i], builder.result.dtype))
+    return builder.kernel(nest([(i, builder.extent(count))], (store,)), count)
 
 
 @kernel_of("triangle")
-def triangle(draft: Draft) -> SingleKernel:
+def triangle(builder: KernelBuilder) -> NodeKernel:
     """The elements on one side of a diagonal, zero elsewhere."""
-    rows, columns = draft.shape(0)[-2:]
+    rows, columns = builder.shape(0)[-2:]
     i, j = scalars.index("i"), scalars.index("j")
-    across = j - i % draft.extent(rows)
-    offset = scalars.const(draft.params["offset"], across.dtype)
-    lower = draft.params["lower"]
+    across = j - i % builder.extent(rows)
+    offset = scalars.const(builder.params["offset"], across.dtype)
+    lower = builder.params["lower"]
     kept = scalars.less_equal(across, offset) if lower else scalars.less_equal(offset, across)
-    at = i * draft.extent(columns) + j
-    value = scalars.select(kept, draft.operands[0][at], 0)
-    loops = [(i, draft.extent(size(draft.shape(0)[:-1]))), (j, draft.extent(columns))]
-    return draft.kernel(nest(loops, (Store(draft.result, at, value),)), size(draft.shape(0)))
+    at = i * builder.extent(columns) + j
+    value = scalars.select(kept, builder.operands[0][at], 0)
+    loops = [(i, builder.extent(size(builder.shape(0)[:-1]))), (j, builder.extent(columns))]
+    return builder.kernel(nest(loops, (Store(builder.result, at, value),)), size(builder.shape(0)))

@@ -17,10 +17,10 @@ import numpy as np
 
 from weft.compiler.lowering.builder import (
     ZERO,
-    Draft,
+    KernelBuilder,
     Loop,
+    NodeKernel,
     Producers,
-    SingleKernel,
     all_conditions,
     is_within,
 )
@@ -54,39 +54,41 @@ class Places:
     batch: int | None
 
 
-def places(draft: Draft, first: int, row: Sequence[Dimension], *, checked: bool = True) -> Places:
+def places(
+    builder: KernelBuilder, first: int, row: Sequence[Dimension], *, checked: bool = True
+) -> Places:
     """The places that the operands from `first` on name along `axes` of operand 0.
 
     checked: it is looked whether they are within; else they are known to be.
     """
-    shape, axes = draft.shape(first), draft.params["axes"]
-    counted = _counted_axes(draft, first)
-    loops, (own, other), by_axis = _loops(draft, shape, row, any(a is not None for a in counted))
+    shape, axes = builder.shape(first), builder.params["axes"]
+    counted = _counted_axes(builder, first)
+    loops, (own, other), by_axis = _loops(builder, shape, row, any(a is not None for a in counted))
     read: list[Statement] = []
     conditions, base = [], ZERO
     for number, (axis, along) in enumerate(zip(axes, counted, strict=True)):
         index = by_axis.get(along) if along is not None else None
         if index is None:
             index = scalars.local(f"at{number}", INDEX)
-            read.append(Let(index, draft.operands[first + number][own]))
-            conditions.append(is_within(index, draft.extent(draft.shape(0)[axis])))
-        base = base + index * draft.extent(draft.strides(0)[axis])
+            read.append(Let(index, builder.operands[first + number][own]))
+            conditions.append(is_within(index, builder.extent(builder.shape(0)[axis])))
+        base = base + index * builder.extent(builder.strides(0)[axis])
     fits = None
     found = all_conditions(conditions) if checked else None
     if found is not None:
         fits = scalars.local("fits", bool_)
-        read += [Let(fits, found), draft.refuse(scalars.not_(fits))]
+        read += [Let(fits, found), builder.refuse(scalars.not_(fits))]
     batch = axes[counted.index(0)] if 0 in counted and shape[0] != 1 else None
     return Places(loops, tuple(read), fits, base, other, batch)
 
 
-def check(draft: Draft, first: int) -> SingleKernel | None:
+def check(builder: KernelBuilder, first: int) -> NodeKernel | None:
     """A kernel that looks whether all places are within; None where that is known."""
-    i, axes, shape = scalars.index("i"), draft.params["axes"], draft.shape(first)
-    asked = [n for n, along in enumerate(_counted_axes(draft, first)) if along is None]
+    i, axes, shape = scalars.index("i"), builder.params["axes"], builder.shape(first)
+    asked = [n for n, along in enumerate(_counted_axes(builder, first)) if along is None]
     found = all_conditions(
         [
-            is_within(draft.operands[first + n][i], draft.extent(draft.shape(0)[axes[n]]))
+            is_within(builder.operands[first + n][i], builder.extent(builder.shape(0)[axes[n]]))
             for n in asked
         ]
     )
@@ -94,34 +96,34 @@ def check(draft: Draft, first: int) -> SingleKernel | None:
         return None
     fits = scalars.local("fits", bool_)
     body = (
-        Accumulate(i, draft.extent(size(shape)), (Update(fits, "and", found),)),
-        draft.refuse(scalars.not_(fits)),
+        Accumulate(i, builder.extent(size(shape)), (Update(fits, "and", found),)),
+        builder.refuse(scalars.not_(fits)),
     )
-    return draft.check(body, size(shape), [first + n for n in asked])
+    return builder.check(body, size(shape), [first + n for n in asked])
 
 
-def _counted_axes(draft: Draft, first: int) -> list[int | None]:
+def _counted_axes(builder: KernelBuilder, first: int) -> list[int | None]:
     """The axis of the index that each index counts along, where it goes along all of x's."""
     found = []
-    for axis, atom in zip(draft.params["axes"], draft.node.operands[first:], strict=True):
-        along = counting_axis(atom, draft.producers)
-        whole = along is not None and draft.shape(first)[along] == draft.shape(0)[axis]
+    for axis, atom in zip(builder.params["axes"], builder.node.operands[first:], strict=True):
+        along = counting_axis(atom, builder.producers)
+        whole = along is not None and builder.shape(first)[along] == builder.shape(0)[axis]
         found.append(along if whole else None)
     return found
 
 
 def _loops(
-    draft: Draft, shape: Shape, row: Sequence[Dimension], apart: bool
+    builder: KernelBuilder, shape: Shape, row: Sequence[Dimension], apart: bool
 ) -> tuple[list[Loop], list[Scalar], dict[int, Scalar]]:
     """Loops over the index, apart where an index counts along one, and the offsets in them."""
     own = strides(shape)
     if not apart:
-        return *draft.walk("p", shape, own, row), {}
+        return *builder.walk("p", shape, own, row), {}
     by_axis = {
         axis: ZERO if dim == 1 else scalars.index(f"p{axis}") for axis, dim in enumerate(shape)
     }
-    loops = [(by_axis[axis], draft.extent(dim)) for axis, dim in enumerate(shape) if dim != 1]
-    offsets = [draft.offset(list(by_axis.values()), each) for each in (own, row)]
+    loops = [(by_axis[axis], builder.extent(dim)) for axis, dim in enumerate(shape) if dim != 1]
+    offsets = [builder.offset(list(by_axis.values()), each) for each in (own, row)]
     return loops, offsets, by_axis
 
 

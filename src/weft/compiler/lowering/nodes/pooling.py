@@ -16,9 +16,9 @@ import numpy as np
 
 from weft.compiler.lowering.builder import (
     ZERO,
-    Draft,
+    KernelBuilder,
     Loop,
-    SingleKernel,
+    NodeKernel,
     all_conditions,
     compute_dtype,
     is_short,
@@ -36,49 +36,49 @@ from weft.ir.scalars import Buffer, Scalar
 
 
 @kernel_of("window_max_gradient")
-def window_max_gradient(draft: Draft) -> SingleKernel | None:
+def window_max_gradient(builder: KernelBuilder) -> NodeKernel | None:
     """What goes before the windows is divided over threads; channels are in vectors."""
-    params = draft.params
-    window, most = params["window"], draft.limits.unrolled_window_taps
+    params = builder.params
+    window, most = params["window"], builder.limits.unrolled_window_taps
     if window[-1] != 1 or not is_static(window) or int(size(window)) > most:
         return None
-    return _Gradient(draft).kernel()
+    return _Gradient(builder).kernel()
 
 
 class _Gradient:
     """Writes the kernel."""
 
-    def __init__(self, draft: Draft) -> None:
-        self.draft, self.params = draft, draft.params
+    def __init__(self, builder: KernelBuilder) -> None:
+        self.builder, self.params = builder, builder.params
         rank = len(self.params["window"])
-        self.spatial = draft.shape(0)[-rank:]
-        self.counts = draft.shape(1)[-rank:]
-        self.lead = size(draft.shape(0)[:-rank])
+        self.spatial = builder.shape(0)[-rank:]
+        self.counts = builder.shape(1)[-rank:]
+        self.lead = size(builder.shape(0)[:-rank])
         self.row = scalars.index("row")
-        self.area = draft.extent(size(self.spatial))
+        self.area = builder.extent(size(self.spatial))
         self.loops: list[Loop] = [
-            (scalars.index(f"j{axis}"), draft.extent(dim)) for axis, dim in enumerate(self.counts)
+            (scalars.index(f"j{axis}"), builder.extent(dim)) for axis, dim in enumerate(self.counts)
         ]
-        self.total, self.start = draft.result, self.row * self.area
+        self.total, self.start = builder.result, self.row * self.area
         self.scratch = list[Scratch]()
-        if is_short(draft.result.dtype):
-            self.total = Buffer("total", compute_dtype(draft.result.dtype), "scratch")
+        if is_short(builder.result.dtype):
+            self.total = Buffer("total", compute_dtype(builder.result.dtype), "scratch")
             self.scratch, self.start = [Scratch(self.total, self.area)], ZERO
 
-    def kernel(self) -> SingleKernel:
-        i, draft = scalars.index("i"), self.draft
+    def kernel(self) -> NodeKernel:
+        i, builder = scalars.index("i"), self.builder
         zero = Store(self.total, self.start + i, scalars.const(0, self.total.dtype))
         body: tuple[Statement, ...] = (
             For(i, self.area, (zero,), "vector"),
             *nest(self.loops, tuple(self.window()), parallel=False),
         )
         if self.scratch:
-            value = scalars.cast(self.total[i], draft.result.dtype)
-            own = Store(draft.result, self.row * self.area + i, value)
+            value = scalars.cast(self.total[i], builder.result.dtype)
+            own = Store(builder.result, self.row * self.area + i, value)
             body = (*body, For(i, self.area, (own,), "vector"))
-        rows = [(self.row, draft.extent(self.lead))]
+        rows = [(self.row, builder.extent(self.lead))]
         work = self.lead * size(self.counts) * size(self.params["window"]) * 2
-        return draft.kernel(nest(rows, body, vector=False), work, tuple(self.scratch))
+        return builder.kernel(nest(rows, body, vector=False), work, tuple(self.scratch))
 
     def tap_offset(self, tap: tuple[int, ...]) -> tuple[Scalar, Scalar | None]:
         """Where a tap is, and whether that is inside."""
@@ -89,12 +89,12 @@ class _Gradient:
             place = index * self.params["strides"][axis] + gap
             places.append(place)
             if low or high:
-                conditions.append(is_within(place, self.draft.extent(self.spatial[axis])))
-        return self.draft.offset(places, contiguous(self.spatial)), all_conditions(conditions)
+                conditions.append(is_within(place, self.builder.extent(self.spatial[axis])))
+        return self.builder.offset(places, contiguous(self.spatial)), all_conditions(conditions)
 
     def window(self) -> list[Statement]:
         """Find the largest, then go through all taps again."""
-        draft, x = self.draft, self.draft.operands[0]
+        builder, x = self.builder, self.builder.operands[0]
         taps = list(product(*[range(int(dim)) for dim in self.params["window"]]))
         kind = compute_dtype(x.dtype)
         lowest = scalars.const(-np.inf if kind.is_floating else np.iinfo(kind.numpy).min, kind)
@@ -120,9 +120,9 @@ class _Gradient:
             ]
             best, found = largest, where
         index = [self.row, *[i for i, _ in self.loops]]
-        own = draft.offset(index, contiguous((self.lead, *self.counts)))
+        own = builder.offset(index, contiguous((self.lead, *self.counts)))
         given = scalars.local("given", compute_dtype(x.dtype))
-        statements.append(Let(given, widen_element(draft.operands[1][own])))
+        statements.append(Let(given, widen_element(builder.operands[1][own])))
         for number, tap in enumerate(taps):
             place, inside = self.tap_offset(tap)
             here = scalars.equal(found, scalars.const(number, INDEX))

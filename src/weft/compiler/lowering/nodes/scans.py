@@ -16,8 +16,8 @@ from typing import Literal
 
 from weft.compiler.lowering.builder import (
     ZERO,
-    Draft,
-    SingleKernel,
+    KernelBuilder,
+    NodeKernel,
     compute_dtype,
     is_short,
     kernel_of,
@@ -38,14 +38,17 @@ Extreme = Literal["maximum", "minimum"]
 class _Line:
     """The loops of a kernel along one axis: before it, along it, behind it."""
 
-    def __init__(self, draft: Draft) -> None:
-        self.draft = draft
-        axis, shape = draft.params["axis"], draft.shape(0)
+    def __init__(self, builder: KernelBuilder) -> None:
+        self.builder = builder
+        axis, shape = builder.params["axis"], builder.shape(0)
         self.before, self.inner = scalars.index("before"), scalars.index("inner")
         self.step = scalars.index("step")
-        self.count, self.width = draft.extent(shape[axis]), draft.extent(size(shape[axis + 1 :]))
-        self.rows = draft.extent(size(shape[:axis]))
-        backwards = draft.params.get("reverse", False)
+        self.count, self.width = (
+            builder.extent(shape[axis]),
+            builder.extent(size(shape[axis + 1 :])),
+        )
+        self.rows = builder.extent(size(shape[:axis]))
+        backwards = builder.params.get("reverse", False)
         self.place = self.count - 1 - self.step if backwards else self.step
         self.at = (self.before * self.count + self.place) * self.width + self.inner
 
@@ -53,29 +56,29 @@ class _Line:
         """Memory for what is known so far, of all that goes on side by side."""
         return Scratch(Buffer(name, dtype, "scratch"), self.width)
 
-    def kernel(self, body: tuple[Statement, ...], *scratch: Scratch) -> SingleKernel:
+    def kernel(self, body: tuple[Statement, ...], *scratch: Scratch) -> NodeKernel:
         """Run statements at each place."""
         inside = nest([(self.step, self.count), (self.inner, self.width)], body, parallel=False)
         if scalars.is_const(self.width, 1):
             inside = (For(self.step, self.count, (For(self.inner, self.width, body),)),)
         loops = nest([(self.before, self.rows)], inside, vector=False)
-        return self.draft.kernel(loops, size(self.draft.shape(0)) * 2, scratch)
+        return self.builder.kernel(loops, size(self.builder.shape(0)) * 2, scratch)
 
 
-def _running_combination(combine: Combine) -> Callable[[Draft], SingleKernel]:
+def _running_combination(combine: Combine) -> Callable[[KernelBuilder], NodeKernel]:
     """Each element combined with what came before it."""
 
-    def write(draft: Draft) -> SingleKernel:
-        line = _Line(draft)
-        dtype = float64 if draft.result.dtype.is_floating else draft.result.dtype
+    def write(builder: KernelBuilder) -> NodeKernel:
+        line = _Line(builder)
+        dtype = float64 if builder.result.dtype.is_floating else builder.result.dtype
         state = line.state("state", dtype)
-        new, here = scalars.cast(draft.operands[0][line.at], dtype), line.inner
+        new, here = scalars.cast(builder.operands[0][line.at], dtype), line.inner
         total = scalars.select(
             scalars.equal(line.step, ZERO), new, combine(state.buffer[here], new)
         )
         body = (
             Store(state.buffer, here, total),
-            Store(draft.result, line.at, scalars.cast(state.buffer[here], draft.result.dtype)),
+            Store(builder.result, line.at, scalars.cast(state.buffer[here], builder.result.dtype)),
         )
         return line.kernel(body, state)
 
@@ -88,27 +91,27 @@ kernel_of("cumulative_logsumexp")(_running_combination(add_exponentials))
 
 
 @kernel_of("linear_recurrence")
-def linear_recurrence(draft: Draft) -> SingleKernel:
+def linear_recurrence(builder: KernelBuilder) -> NodeKernel:
     """y[k] = a[k]·y[k-1] + b[k], each product and each sum rounded to the dtype."""
-    line, dtype = _Line(draft), draft.result.dtype
+    line, dtype = _Line(builder), builder.result.dtype
     state = line.state("state", compute_dtype(dtype))
-    a, b = (widen_element(operand[line.at]) for operand in draft.operands)
+    a, b = (widen_element(operand[line.at]) for operand in builder.operands)
     product = a * state.buffer[line.inner]
     total = b + (scalars.round_to(product, dtype) if is_short(dtype) else product)
     value = scalars.cast(scalars.select(scalars.equal(line.step, ZERO), b, total), dtype)
     body = (
-        Store(draft.result, line.at, value),
-        Store(state.buffer, line.inner, widen_element(draft.result[line.at])),
+        Store(builder.result, line.at, value),
+        Store(state.buffer, line.inner, widen_element(builder.result[line.at])),
     )
     return line.kernel(body, state)
 
 
-def _positions_so_far(extreme: Combine) -> Callable[[Draft], SingleKernel]:
+def _positions_so_far(extreme: Combine) -> Callable[[KernelBuilder], NodeKernel]:
     """Where the extreme of all elements so far stands; among equals the latest."""
 
-    def write(draft: Draft) -> SingleKernel:
-        line = _Line(draft)
-        new = widen_element(draft.operands[0][line.at])
+    def write(builder: KernelBuilder) -> NodeKernel:
+        line = _Line(builder)
+        new = widen_element(builder.operands[0][line.at])
         best, place = line.state("best", new.dtype), line.state("place", INDEX)
         first, at = scalars.equal(line.step, ZERO), line.inner
         top = scalars.select(first, new, extreme(best.buffer[at], new))
@@ -116,7 +119,7 @@ def _positions_so_far(extreme: Combine) -> Callable[[Draft], SingleKernel]:
         body = (
             Store(best.buffer, at, top),
             Store(place.buffer, at, scalars.select(here, line.place, place.buffer[at])),
-            Store(draft.result, line.at, place.buffer[at]),
+            Store(builder.result, line.at, place.buffer[at]),
         )
         return line.kernel(body, best, place)
 
@@ -131,21 +134,21 @@ kernel_of("cumulative_argmin")(_positions_so_far(scalars.minimum))
 
 
 @kernel_of("argmax")
-def argmax(draft: Draft) -> SingleKernel:
+def argmax(builder: KernelBuilder) -> NodeKernel:
     """The first of the largest elements, or of NaNs."""
-    return _first_extreme(draft, "maximum")
+    return _first_extreme(builder, "maximum")
 
 
 @kernel_of("argmin")
-def argmin(draft: Draft) -> SingleKernel:
+def argmin(builder: KernelBuilder) -> NodeKernel:
     """The first of the smallest elements, or of NaNs."""
-    return _first_extreme(draft, "minimum")
+    return _first_extreme(builder, "minimum")
 
 
-def _first_extreme(draft: Draft, combine: Extreme) -> SingleKernel:
+def _first_extreme(builder: KernelBuilder, combine: Extreme) -> NodeKernel:
     """The extreme first, and then the first place where it stands."""
-    line = _Line(draft)
-    x = widen_element(draft.operands[0][line.at])
+    line = _Line(builder)
+    x = widen_element(builder.operands[0][line.at])
     value = scalars.cast(x, int32) if x.dtype is bool_ else x
     top, found = scalars.local("top", value.dtype), scalars.local("found", INDEX)
     here = scalars.or_(scalars.equal(value, top), scalars.not_equal(value, value))
@@ -153,10 +156,10 @@ def _first_extreme(draft: Draft, combine: Extreme) -> SingleKernel:
     body = (
         Accumulate(line.step, line.count, (Update(top, combine, value),)),
         Accumulate(line.step, line.count, (Update(found, "minimum", place),)),
-        Store(draft.result, line.before * line.width + line.inner, found),
+        Store(builder.result, line.before * line.width + line.inner, found),
     )
     loops = [(line.before, line.rows), (line.inner, line.width)]
     if scalars.is_const(line.width, 1):
         inside = nest(loops[1:], body, parallel=False, vector=False)
-        return draft.kernel(nest(loops[:1], inside, vector=False), size(draft.shape(0)) * 2)
-    return draft.kernel(nest(loops, body), size(draft.shape(0)) * 2)
+        return builder.kernel(nest(loops[:1], inside, vector=False), size(builder.shape(0)) * 2)
+    return builder.kernel(nest(loops, body), size(builder.shape(0)) * 2)

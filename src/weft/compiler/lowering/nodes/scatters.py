@@ -21,10 +21,10 @@ from dataclasses import replace
 
 from weft.compiler.lowering.builder import (
     ZERO,
-    Draft,
+    KernelBuilder,
     Loop,
-    SingleKernel,
-    Singles,
+    NodeKernel,
+    NodeKernels,
     compute_dtype,
     is_short,
     kernel_of,
@@ -45,35 +45,35 @@ Combine = Callable[[Scalar, Scalar], Scalar]
 
 
 @kernel_of("scatter")
-def scatter(draft: Draft) -> Singles:
+def scatter(builder: KernelBuilder) -> NodeKernels:
     """Of several updates for one place the last one stays."""
-    return _scatter_kernels(draft, lambda old, new: new)
+    return _scatter_kernels(builder, lambda old, new: new)
 
 
 @kernel_of("scatter_add")
-def scatter_add(draft: Draft) -> Singles:
+def scatter_add(builder: KernelBuilder) -> NodeKernels:
     """All updates for one place are added."""
-    if is_short(draft.result.dtype):
-        return _at_once(draft, scalars.add)
-    return _scatter_kernels(draft, scalars.add)
+    if is_short(builder.result.dtype):
+        return _at_once(builder, scalars.add)
+    return _scatter_kernels(builder, scalars.add)
 
 
 @kernel_of("scatter_max")
-def scatter_max(draft: Draft) -> Singles:
+def scatter_max(builder: KernelBuilder) -> NodeKernels:
     """The largest of an element and its updates."""
-    return _scatter_kernels(draft, scalars.maximum)
+    return _scatter_kernels(builder, scalars.maximum)
 
 
 @kernel_of("scatter_min")
-def scatter_min(draft: Draft) -> Singles:
+def scatter_min(builder: KernelBuilder) -> NodeKernels:
     """The smallest of an element and its updates."""
-    return _scatter_kernels(draft, scalars.minimum)
+    return _scatter_kernels(builder, scalars.minimum)
 
 
 @kernel_of("scatter_multiply")
-def scatter_multiply(draft: Draft) -> Singles:
+def scatter_multiply(builder: KernelBuilder) -> NodeKernels:
     """The product of an element and its updates."""
-    return _scatter_kernels(draft, scalars.multiply)
+    return _scatter_kernels(builder, scalars.multiply)
 
 
 @frozen
@@ -90,61 +90,65 @@ class _Part:
     update: Scalar
 
 
-def _scatter_kernels(draft: Draft, combine: Combine) -> Singles:
+def _scatter_kernels(builder: KernelBuilder, combine: Combine) -> NodeKernels:
     """Kernels that check the indices, and change a copy of x."""
-    if uniform(draft.node.operands[0], draft.producers) is not None:
-        return _at_once(draft, combine)
-    rest, rows = _indexed_part(draft)
-    guarded = draft.limits.guards_places
-    found = places(draft, 2, rows, checked=guarded)
-    body = _Updates(draft, combine, found, draft.result).divide_over_threads(rest)
-    update = draft.update(body, size(draft.shape(1)))
+    if uniform(builder.node.operands[0], builder.producers) is not None:
+        return _at_once(builder, combine)
+    rest, rows = _indexed_part(builder)
+    guarded = builder.limits.guards_places
+    found = places(builder, 2, rows, checked=guarded)
+    body = _Updates(builder, combine, found, builder.result).divide_over_threads(rest)
+    update = builder.update(body, size(builder.shape(1)))
     if guarded:
         return (update,)
-    checked = check(Draft(draft.node, draft.producers, draft.error, draft.limits), 2)
+    checked = check(
+        KernelBuilder(builder.node, builder.producers, builder.error, builder.limits), 2
+    )
     return (update,) if checked is None else (checked, update)
 
 
-def _at_once(draft: Draft, combine: Combine) -> SingleKernel:
+def _at_once(builder: KernelBuilder, combine: Combine) -> NodeKernel:
     """One kernel that begins with x, and writes the updates into it."""
-    rest, rows = _indexed_part(draft)
-    total = _Total(draft, combine, places(draft, 2, rows))
-    work = size(draft.shape(1)) + size(draft.shape(0))
-    kernel = draft.kernel(total.divide_over_threads(rest), work, total.scratch)
-    base = draft.node.operands[0]
-    if isinstance(base, Literal) or uniform(base, draft.producers) is None:
+    rest, rows = _indexed_part(builder)
+    total = _Total(builder, combine, places(builder, 2, rows))
+    work = size(builder.shape(1)) + size(builder.shape(0))
+    kernel = builder.kernel(total.divide_over_threads(rest), work, total.scratch)
+    base = builder.node.operands[0]
+    if isinstance(base, Literal) or uniform(base, builder.producers) is None:
         return kernel
     # x, one number all over, is written here and never read: the result may take its place
-    return replace(kernel, in_place=((draft.node.results[0], base),))
+    return replace(kernel, in_place=((builder.node.results[0], base),))
 
 
-def _indexed_part(draft: Draft) -> tuple[_Part, Sequence[Dimension]]:
+def _indexed_part(builder: KernelBuilder) -> tuple[_Part, Sequence[Dimension]]:
     """The part of x that each index leads to, and the strides of such rows in the updates."""
-    dims, count = draft.shape(0), len(draft.shape(2))
-    kept = [axis for axis in range(len(dims)) if axis not in draft.params["axes"]]
-    loops, (offset, update) = draft.walk(
+    dims, count = builder.shape(0), len(builder.shape(2))
+    kept = [axis for axis in range(len(dims)) if axis not in builder.params["axes"]]
+    loops, (offset, update) = builder.walk(
         "r",
         tuple(dims[axis] for axis in kept),
-        [draft.strides(0)[axis] for axis in kept],
-        draft.strides(1)[count:],
+        [builder.strides(0)[axis] for axis in kept],
+        builder.strides(1)[count:],
     )
-    return _Part(kept, loops, offset, update), draft.strides(1)[:count]
+    return _Part(kept, loops, offset, update), builder.strides(1)[:count]
 
 
 class _Updates:
     """Writes the statements of one scatter into a buffer that holds x already."""
 
-    def __init__(self, draft: Draft, combine: Combine, found: Places, buffer: Buffer) -> None:
-        self.draft, self.combine, self.found, self.buffer = draft, combine, found, buffer
+    def __init__(
+        self, builder: KernelBuilder, combine: Combine, found: Places, buffer: Buffer
+    ) -> None:
+        self.builder, self.combine, self.found, self.buffer = builder, combine, found, buffer
 
     def divide_over_threads(self, rest: _Part) -> tuple[Statement, ...]:
         """The kernel: what no two updates share is divided over threads."""
         batch, loops = self.found.batch, self.found.loops
         if batch is not None:
-            step = loops[0][0] * self.draft.extent(self.draft.strides(0)[batch])
+            step = loops[0][0] * self.builder.extent(self.builder.strides(0)[batch])
             whole = _Part([batch], [], step, ZERO)
             return nest(loops[:1], self.body(whole, rest, loops[1:]), vector=False)
-        most = self.draft.limits.scatter_block_elements
+        most = self.builder.limits.scatter_block_elements
         if len(rest.loops) == 1 and _is_long(rest.loops[0][1], most):
             block, part = _cut_into_blocks(rest, most)
             return nest([block], self.body(part, part, loops), vector=False)
@@ -162,7 +166,7 @@ class _Updates:
         elif found.fits is not None:
             guard = found.fits
         old = widen_element(scalars.load(self.buffer, place, guard))
-        new = widen_element(self.draft.operands[1][found.row + rest.update])
+        new = widen_element(self.builder.operands[1][found.row + rest.update])
         value = scalars.cast(self.combine(old, new), self.buffer.dtype)
         row = nest(inner, (Store(self.buffer, place, value, guard),), parallel=False)
         return nest(loops, (*found.read, *row), parallel=False, vector=False)
@@ -171,31 +175,31 @@ class _Updates:
 class _Total(_Updates):
     """Begins with x; 16-bit floats are collected in float32."""
 
-    def __init__(self, draft: Draft, combine: Combine, found: Places) -> None:
-        super().__init__(draft, combine, found, draft.result)
+    def __init__(self, builder: KernelBuilder, combine: Combine, found: Places) -> None:
+        super().__init__(builder, combine, found, builder.result)
         self.scratch: tuple[Scratch, ...] = ()
-        if is_short(draft.result.dtype):
-            self.buffer = Buffer("total", compute_dtype(draft.result.dtype), "scratch")
-            self.scratch = (Scratch(self.buffer, draft.extent(size(draft.shape(0)))),)
+        if is_short(builder.result.dtype):
+            self.buffer = Buffer("total", compute_dtype(builder.result.dtype), "scratch")
+            self.scratch = (Scratch(self.buffer, builder.extent(size(builder.shape(0)))),)
 
     def body(self, whole: _Part, rest: _Part, loops: Sequence[Loop]) -> tuple[Statement, ...]:
         """Begin with x, and write the updates into it."""
-        start = uniform(self.draft.node.operands[0], self.draft.producers)
-        begin = self._fill_part(whole, self.buffer, lambda at: self.draft.operands[0][at], start)
+        start = uniform(self.builder.node.operands[0], self.builder.producers)
+        begin = self._fill_part(whole, self.buffer, lambda at: self.builder.operands[0][at], start)
         updates = super().body(whole, rest, loops)
         if not self.scratch:
             return (*begin, *updates)
-        end = self._fill_part(whole, self.draft.result, lambda at: self.buffer[at], None)
+        end = self._fill_part(whole, self.builder.result, lambda at: self.buffer[at], None)
         return (*begin, *updates, *end)
 
     def _fill_part(
         self, part: _Part, target: Buffer, read: Callable[[Scalar], Scalar], value: Scalar | None
     ) -> tuple[Statement, ...]:
         """Give a part of a buffer the values of another, or one value."""
-        draft = self.draft
-        axes = [axis for axis in range(len(draft.shape(0))) if axis not in part.fixed]
-        dims, steps = draft.shape(0), draft.strides(0)
-        heads, (offset,) = draft.walk("h", tuple(dims[a] for a in axes), [steps[a] for a in axes])
+        builder = self.builder
+        axes = [axis for axis in range(len(builder.shape(0))) if axis not in part.fixed]
+        dims, steps = builder.shape(0), builder.strides(0)
+        heads, (offset,) = builder.walk("h", tuple(dims[a] for a in axes), [steps[a] for a in axes])
         at = offset + part.offset
         store = Store(target, at, scalars.cast(read(at) if value is None else value, target.dtype))
         return nest([*heads, *part.loops], (store,), parallel=False)

@@ -17,9 +17,9 @@ import numpy as np
 
 from weft.compiler.lowering.builder import (
     ZERO,
-    Draft,
+    KernelBuilder,
     Loop,
-    SingleKernel,
+    NodeKernel,
     all_conditions,
     compute_dtype,
     is_short,
@@ -39,31 +39,31 @@ from weft.ir.scalars import Buffer, Combine, Scalar
 class _Windows:
     """The loops over windows, and what a tap of one sees."""
 
-    def __init__(self, draft: Draft, spatial: Shape, counts: Shape) -> None:
-        params = draft.params
-        self.draft, self.spatial, self.counts = draft, spatial, counts
+    def __init__(self, builder: KernelBuilder, spatial: Shape, counts: Shape) -> None:
+        params = builder.params
+        self.builder, self.spatial, self.counts = builder, spatial, counts
         self.window: Shape = params["window"]
         self.steps, self.gaps = params["strides"], params["dilation"]
         self.low = [low for low, _ in params["padding"]]
         self.padded = [bool(low or high) for low, high in params["padding"]]
-        lead = len(draft.shape(0)) - len(spatial)
-        self.lead: Dimension = size(draft.shape(0)[:lead])
+        lead = len(builder.shape(0)) - len(spatial)
+        self.lead: Dimension = size(builder.shape(0)[:lead])
         self.row = scalars.index("row")
         self.loops: list[Loop] = [
-            (scalars.index(f"j{axis}"), draft.extent(dim)) for axis, dim in enumerate(counts)
+            (scalars.index(f"j{axis}"), builder.extent(dim)) for axis, dim in enumerate(counts)
         ]
         self.taps: list[Loop] = [
-            (scalars.index(f"k{axis}"), draft.extent(dim)) for axis, dim in enumerate(self.window)
+            (scalars.index(f"k{axis}"), builder.extent(dim)) for axis, dim in enumerate(self.window)
         ]
 
     @property
     def all(self) -> list[Loop]:
         """Loops over everything that goes before the windows, and over the windows."""
-        return [(self.row, self.draft.extent(self.lead)), *self.loops]
+        return [(self.row, self.builder.extent(self.lead)), *self.loops]
 
     def is_small(self) -> bool:
         """Whether a window can be written out."""
-        most = self.draft.limits.unrolled_window_taps
+        most = self.builder.limits.unrolled_window_taps
         return is_static(self.window) and int(size(self.window)) <= most
 
     def tap_offset(self, tap: Sequence[Scalar]) -> tuple[Scalar, Scalar | None]:
@@ -73,8 +73,8 @@ class _Windows:
             place = index * self.steps[axis] + k * self.gaps[axis] - self.low[axis]
             places.append(place)
             if self.padded[axis]:
-                conditions.append(is_within(place, self.draft.extent(self.spatial[axis])))
-        return self.draft.offset(places, strides(self.spatial)), all_conditions(conditions)
+                conditions.append(is_within(place, self.builder.extent(self.spatial[axis])))
+        return self.builder.offset(places, strides(self.spatial)), all_conditions(conditions)
 
     def every_tap(self) -> list[tuple[Scalar, Scalar | None]]:
         """All taps of a window that is written out."""
@@ -83,31 +83,34 @@ class _Windows:
 
     def tap_value(self, place: Scalar, inside: Scalar | None, otherwise: Scalar) -> Scalar:
         """What a tap sees."""
-        start = self.row * self.draft.extent(size(self.spatial))
-        x = self.draft.operands[0]
+        start = self.row * self.builder.extent(size(self.spatial))
+        x = self.builder.operands[0]
         instead = scalars.cast(otherwise, x.dtype)
         return widen_element(scalars.load(x, start + place, inside, instead))
 
     def window_offset(self) -> Scalar:
         """The place of the window among all windows."""
         index = [self.row, *[i for i, _ in self.loops]]
-        return self.draft.offset(index, strides((self.lead, *self.counts)))
+        return self.builder.offset(index, strides((self.lead, *self.counts)))
 
     def work(self) -> Dimension:
         """Taps of all windows."""
         return self.lead * size(self.counts) * size(self.window)
 
 
-def _over_windows(draft: Draft) -> _Windows:
-    count = len(draft.params["window"])
-    return _Windows(draft, draft.shape(0)[-count:], draft.shape(-1)[-count:])
+def _over_windows(builder: KernelBuilder) -> _Windows:
+    count = len(builder.params["window"])
+    return _Windows(builder, builder.shape(0)[-count:], builder.shape(-1)[-count:])
 
 
 def _reduce_windows(
-    draft: Draft, combine: Combine, function: Callable[[Scalar, Scalar], Scalar], start: Scalar
-) -> SingleKernel:
+    builder: KernelBuilder,
+    combine: Combine,
+    function: Callable[[Scalar, Scalar], Scalar],
+    start: Scalar,
+) -> NodeKernel:
     """One value of each window, of its taps in order."""
-    windows = _over_windows(draft)
+    windows = _over_windows(builder)
     body: tuple[Statement, ...] = ()
     if windows.is_small():
         total = start
@@ -115,8 +118,10 @@ def _reduce_windows(
             total = function(total, windows.tap_value(place, inside, start))
     else:
         total, body = _accumulate_window(windows, combine, start)
-    store = Store(draft.result, windows.window_offset(), scalars.cast(total, draft.result.dtype))
-    return draft.kernel(nest(windows.all, (*body, store)), windows.work())
+    store = Store(
+        builder.result, windows.window_offset(), scalars.cast(total, builder.result.dtype)
+    )
+    return builder.kernel(nest(windows.all, (*body, store)), windows.work())
 
 
 def _accumulate_window(
@@ -134,17 +139,17 @@ def _accumulate_window(
 
 
 @kernel_of("window_sum")
-def window_sum(draft: Draft) -> SingleKernel:
+def window_sum(builder: KernelBuilder) -> NodeKernel:
     """The sum over each window."""
-    zero = scalars.const(0, compute_dtype(draft.result.dtype))
-    return _reduce_windows(draft, "add", scalars.add, zero)
+    zero = scalars.const(0, compute_dtype(builder.result.dtype))
+    return _reduce_windows(builder, "add", scalars.add, zero)
 
 
 @kernel_of("window_max")
-def window_max(draft: Draft) -> SingleKernel:
+def window_max(builder: KernelBuilder) -> NodeKernel:
     """The largest element of each window."""
     return _reduce_windows(
-        draft, "maximum", scalars.maximum, _lowest_number(compute_dtype(draft.result.dtype))
+        builder, "maximum", scalars.maximum, _lowest_number(compute_dtype(builder.result.dtype))
     )
 
 
@@ -154,12 +159,12 @@ def _lowest_number(dtype: DType) -> Scalar:
 
 
 @kernel_of("window_argmax")
-def window_argmax(draft: Draft) -> SingleKernel | None:
+def window_argmax(builder: KernelBuilder) -> NodeKernel | None:
     """Where each window's first largest element stands, or its first NaN."""
-    windows = _over_windows(draft)
+    windows = _over_windows(builder)
     if not windows.is_small():
         return None
-    best, found = _lowest_number(compute_dtype(draft.operands[0].dtype)), scalars.const(-1, INDEX)
+    best, found = _lowest_number(compute_dtype(builder.operands[0].dtype)), scalars.const(-1, INDEX)
     for place, inside in windows.every_tap():
         value = windows.tap_value(place, inside, best)
         better = scalars.or_(scalars.less(best, value), scalars.less(found, ZERO))
@@ -170,24 +175,24 @@ def window_argmax(draft: Draft) -> SingleKernel | None:
             better = scalars.and_(better, inside)
         best = scalars.select(better, value, best)
         found = scalars.select(better, place, found)
-    store = Store(draft.result, windows.window_offset(), found)
-    return draft.kernel(nest(windows.all, (store,)), windows.work())
+    store = Store(builder.result, windows.window_offset(), found)
+    return builder.kernel(nest(windows.all, (store,)), windows.work())
 
 
 @kernel_of("window_spread")
-def window_spread(draft: Draft) -> SingleKernel:
+def window_spread(builder: KernelBuilder) -> NodeKernel:
     """Each element added to all places of its window; what goes before is divided over threads."""
-    count = len(draft.params["window"])
-    windows = _Windows(draft, draft.shape(-1)[-count:], draft.shape(0)[-count:])
-    area = draft.extent(size(windows.spatial))
-    start, total, scratch = windows.row * area, draft.result, list[Scratch]()
-    if is_short(draft.result.dtype):
-        total = Buffer("total", compute_dtype(draft.result.dtype), "scratch")
+    count = len(builder.params["window"])
+    windows = _Windows(builder, builder.shape(-1)[-count:], builder.shape(0)[-count:])
+    area = builder.extent(size(windows.spatial))
+    start, total, scratch = windows.row * area, builder.result, list[Scratch]()
+    if is_short(builder.result.dtype):
+        total = Buffer("total", compute_dtype(builder.result.dtype), "scratch")
         scratch, start = [Scratch(total, area)], ZERO
     place, inside = windows.tap_offset([i for i, _ in windows.taps])
     target = start + place
     value = scalars.load(total, target, inside) + widen_element(
-        draft.operands[0][windows.window_offset()]
+        builder.operands[0][windows.window_offset()]
     )
     i = scalars.index("i")
     body = (
@@ -202,8 +207,8 @@ def window_spread(draft: Draft) -> SingleKernel:
     )
     if scratch:
         own = Store(
-            draft.result, windows.row * area + i, scalars.cast(total[i], draft.result.dtype)
+            builder.result, windows.row * area + i, scalars.cast(total[i], builder.result.dtype)
         )
         body = (*body, *nest([(i, area)], (own,), parallel=False))
-    rows = [(windows.row, draft.extent(windows.lead))]
-    return draft.kernel(nest(rows, body, vector=False), windows.work(), tuple(scratch))
+    rows = [(windows.row, builder.extent(windows.lead))]
+    return builder.kernel(nest(rows, body, vector=False), windows.work(), tuple(scratch))

@@ -84,12 +84,12 @@ def emit_text(source: str) -> bytes:
         return _object(source, host(), 2)
 
 
-def assembly(kernels: Sequence[Kernel], *, width: int | None = None, opt: int = 2) -> str:
+def assembly(kernels: Sequence[Kernel]) -> str:
     """The machine's instructions of kernels, to read."""
-    machine = host(width)
+    machine = host()
     with _selection.without_strength_reduction():
         module = llvm.parse_assembly(emit_module(kernels, machine))
-        return str(_target_machine(machine, opt).emit_assembly(module))
+        return str(_target_machine(machine, 2).emit_assembly(module))
 
 
 def _object(text: str, machine: Machine, opt: int) -> bytes:

@@ -90,7 +90,7 @@ def _find_loop(name: str, operands: Sequence[Value], results: Sequence[Value]) -
 
 
 def _loop_numbers(loop: InnerLoop, values: Sequence[Value], sizes: Sizes) -> list[int]:
-    """What `_read_loop` reads: the loop, its sizes, and of each value its elements and steps."""
+    """What `_Numbers.loop` reads: the loop, its sizes, and of each value its elements and steps."""
     lengths: dict[str, int] = {}
     elements, steps = list[int](), list[int]()
     for axes, value in zip(axes_of(loop.signature), values, strict=True):

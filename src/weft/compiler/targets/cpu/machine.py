@@ -27,7 +27,6 @@ from weft.core.settings import settings
 
 VARIABLE = "WEFT_MACHINE"
 """The environment variable that names the machine; the setting comes first."""
-WIDTHS = (1, 2, 4, 8, 16)
 
 _BASELINE = frozenset(["cmov", "cx8", "fxsr", "mmx", "sse", "sse2"])
 _SECOND = _BASELINE | {"cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ssse3"}

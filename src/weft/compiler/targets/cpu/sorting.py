@@ -121,9 +121,9 @@ def _order_words() -> IRBuilder:
     out = IRBuilder("ordered", ("ptr %a", "ptr %b", "i64 %n"))
     is_short = out.test("sle", "%n", SHORT)
     with out.when(is_short):
-        out.do("call void @inserted(ptr %a, i64 %n)")
+        out.call("@inserted", "%a", "%n")
     with out.when(out.put(f"xor i1 {is_short}, true")):
-        out.do("call void @distributed(ptr %a, ptr %b, i64 %n)")
+        out.call("@distributed", "%a", "%b", "%n")
     return out
 
 
@@ -135,7 +135,7 @@ def _order_row(keys: Keys) -> IRBuilder:
     out = IRBuilder("whole", ("ptr %x", "i64 %stride", "i64 %n", "i64 %k", "ptr %a"))
     with out.loop(0, "%n") as i:
         keys.store(out, keys.word_of(out, "%x", "%stride", i), "%a", i)
-    out.do(f"call void @ordered(ptr %a, ptr {out.at(keys.word, '%a', '%n')}, i64 %n)")
+    out.call("@ordered", "%a", out.at(keys.word, "%a", "%n"), "%n")
     return out
 
 
@@ -159,12 +159,12 @@ def _first_few(keys: Keys) -> IRBuilder:
             more = out.add(held, 1)
             out.do(f"store i64 {more}, ptr {count}")
             with out.when(out.test("eq", more, room)):
-                out.do(f"call void @ordered(ptr %a, ptr {spare}, i64 {room})")
+                out.call("@ordered", "%a", spare, room)
                 out.do(f"store i64 %k, ptr {count}")
                 last = keys.load(out, "%a", out.sub("%k", 1))
                 out.do(f"store {keys.word} {last}, ptr {limit}, align 8")
     held = out.put(f"load i64, ptr {count}")
-    out.do(f"call void @ordered(ptr %a, ptr {spare}, i64 {held})")
+    out.call("@ordered", "%a", spare, held)
     return out
 
 
@@ -176,12 +176,12 @@ def _rows(keys: Keys, values: bool, indices: bool) -> IRBuilder:
     part = out.mul(out.mul(out.div("%begin", grain), n), 2 * keys.word_bytes)
     a = out.at("i8", scratch, part)
     are_few = out.test("slt", out.mul(k, FEW), n)
-    function = out.put(f"select i1 {are_few}, ptr @first_few, ptr @whole")
+    function = out.select(are_few, "@first_few", "@whole")
     with out.loop("%begin", "%end") as row:
         before, inner = out.div(row, stride), out.rem(row, stride)
         start = out.add(out.mul(out.mul(before, n), stride), inner)
         line = out.at(keys.kind, x, start)
-        out.do(f"call void {function}(ptr {line}, i64 {stride}, i64 {n}, i64 {k}, ptr {a})")
+        out.call(function, line, stride, n, k, a)
         first = out.add(out.mul(out.mul(before, k), stride), inner)
         with out.loop(0, k) as j:
             place, target = (
@@ -254,7 +254,7 @@ def _sort_launch(node: GraphNode) -> Launch:
 
     def sorting_numbers(sizes: Sizes) -> list[int]:
         found = [int(substitute(dim, dict(sizes))) for dim in (count, first, stride, rows)]
-        if found[0] >= MOST and keys.below == 32:
+        if found[0] >= MOST and keys.place_bits == 32:
             raise _too_long(node, found[0])
         grain = max(1, -(-found[3] // parts), CHUNK // max(1, found[0]))
         return [*found[:3], grain, found[3] if found[0] and found[1] else 0]

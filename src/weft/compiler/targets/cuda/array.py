@@ -55,16 +55,8 @@ class ArrayKind:
     """What arrays have in common: card, dtype and shape. Equal kinds are one object."""
 
     __slots__ = (
-        "__weakref__",
-        "_layout",
-        "_parts",
-        "device",
-        "dtype",
-        "nbytes",
-        "ordinal",
-        "shape",
-        "size",
-    )
+        "__weakref__", "_layout", "_parts", "device", "dtype", "nbytes", "ordinal", "shape", "size",
+    )  # fmt: skip
 
     def __init__(self, ordinal: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self.ordinal, self.device, self.dtype, self.shape = ordinal, place_of(ordinal), dtype, shape

@@ -20,6 +20,7 @@ from typing import Any
 import llvmlite
 
 from weft.compiler.targets.cuda.device import ALIGNMENT, Device, Memory, Stream
+from weft.compiler.targets.cuda.device_text import TextKernel
 from weft.compiler.targets.cuda.emit import emit_device_module, scratch_bytes, symbol
 from weft.compiler.targets.cuda.grouped_kernels import GroupedKernel
 from weft.compiler.targets.cuda.machine import card
@@ -173,3 +174,11 @@ def compiled_text(device: Device, text: str) -> bytes:
         known = machine_code(device, text_to_ptx(text, card()))
         disk().put(key, known)
     return known
+
+
+@cache
+def load_text_kernel(kernel: TextKernel, device: Device) -> Function:
+    """The function of a kernel that is written in LLVM's language, on a card."""
+    return Module(device, compiled_text(device, kernel.text)).function(
+        kernel.name, kernel.shared_bytes
+    )

@@ -40,13 +40,9 @@ from weft.ir.graph import Graph, GraphNode, Literal
 from weft.ir.walking import Tally
 
 __all__ = [
-    "CrossEntropyKernel",
-    "CrossEntropySpec",
-    "cross_entropy_kernel",
-    "cross_entropy_launch",
-    "fuse_cross_entropy",
-    "is_cross_entropy",
-]
+    "CrossEntropyKernel", "CrossEntropySpec", "cross_entropy_kernel", "cross_entropy_launch",
+    "fuse_cross_entropy", "is_cross_entropy",
+]  # fmt: skip
 
 _THREADS = 512  # that compute
 _WARPS = _THREADS // 32
@@ -179,6 +175,8 @@ _ARRAYS = ("logits", "labels", "terms", "factors", "top", "total", "gradient")
 
 
 class _Writer:
+    """Writes the kernel: one thread moves rows, the others compute on those that are there."""
+
     def __init__(self, spec: CrossEntropySpec) -> None:
         self.spec = spec
         parameters: list[Parameter] = [*map(Pointer, _ARRAYS), Word("rows")]
@@ -189,11 +187,12 @@ class _Writer:
         self.size = self.barriers + 16 * spec.buffers
 
     def write(self) -> None:
+        """The whole kernel: barriers, then the thread that moves and those that compute."""
         kernel = self.kernel
-        self.thread = kernel.special("tid.x")
+        self.thread = kernel.special_register("tid.x")
         self.shared = kernel.shared_memory()
         self.rows = kernel.parameter("rows")
-        self.blocks = kernel.special("nctaid.x")
+        self.blocks = kernel.special_register("nctaid.x")
         with kernel.when(self.thread.equals(0)):
             for buffer in range(self.spec.buffers):
                 initialize_barrier(kernel, self.shared, 1, self.barriers + 16 * buffer)
@@ -212,7 +211,7 @@ class _Writer:
     def _for_each_row(self, write: Callable[[Value, Value, Value], None]) -> None:
         """Rows of a block in turn, with the address of their buffer's barriers and the parity."""
         kernel = self.kernel
-        row = kernel.variable("u32", kernel.special("ctaid.x"), "row")
+        row = kernel.variable("u32", kernel.special_register("ctaid.x"), "row")
         buffer = kernel.variable("u32", 0, "buffer")
         parity = kernel.variable("u32", 0, "parity")
         with kernel.loop("row") as loop:
@@ -229,7 +228,7 @@ class _Writer:
     def _move_rows(self) -> None:
         """Fill all buffers, then for each row: store its gradient, and load into its place."""
         kernel = self.kernel
-        first = kernel.special("ctaid.x")
+        first = kernel.special_register("ctaid.x")
         for buffer in range(self.spec.buffers):
             row = first + self.blocks * buffer
             place = self.shared + buffer * self.spec.row_bytes
@@ -239,6 +238,7 @@ class _Writer:
         kernel.do("cp.async.bulk.wait_group 0")
 
     def _move_row(self, row: Value, buffer: Value, parity: Value) -> None:
+        """When a row is done: store its gradient, then load the row that takes its buffer."""
         kernel = self.kernel
         full = self.shared + self.barriers + buffer * 16
         spin_until(kernel, full, parity, 8)
@@ -253,12 +253,14 @@ class _Writer:
             self._load(following, place, full)
 
     def _load(self, row: Value, place: Value, full: Value) -> None:
+        """Start to copy a row's logits into a buffer."""
         kernel, size = self.kernel, self.spec.row_bytes
         kernel.do("mbarrier.arrive.expect_tx.shared::cta.b64", "_", at(full), size)
         copy = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
         kernel.do(copy, at(place), at(self._row_address("logits", row)), size, at(full))
 
     def _row_address(self, name: str, row: Value) -> Value:
+        """Where a row of an array begins."""
         kernel = self.kernel
         offset = kernel.let("u64", "mul.wide.u32", row, self.spec.row_bytes)
         return kernel.parameter(name) + offset
@@ -266,6 +268,7 @@ class _Writer:
     # The threads that compute.
 
     def _compute(self, row: Value, buffer: Value, parity: Value) -> None:
+        """A row: its highest logit, its sum, and the gradient in the place of its logits."""
         kernel, base = self.kernel, math.log2(math.e)
         self.place = self.shared + buffer * self.spec.row_bytes
         full = self.shared + self.barriers + buffer * 16
@@ -327,6 +330,7 @@ class _Writer:
             kernel.assign(place, place + _THREADS * _VECTOR_BYTES)
 
     def _highest_logit(self) -> Value:
+        """The highest logit of the row, known to all threads."""
         kernel, dtype = self.kernel, self.spec.dtype
         highest = kernel.variable("b32", _LOWEST_PAIR[dtype], "highest")
 
@@ -358,6 +362,7 @@ class _Writer:
         return self._over_threads(totals[0] + totals[1], "add.f32")
 
     def _gradient(self, shift: Value, ratio: Value) -> None:
+        """factor · 2^(logit · log2 e + shift) / sum, in the place of each logit."""
         kernel, base = self.kernel, math.log2(math.e)
 
         def take(place: Value, pairs: list[Value]) -> None:

@@ -33,6 +33,8 @@ def pick_deeply(graph: Graph, tally: Tally | None = None) -> Graph:
 
 
 class _DeepPicks(RowPicks):
+    """Picks elements before they are computed from, where most are not asked for."""
+
     def visit(self, node: GraphNode) -> Sequence[Atom] | None:
         if node.primitive is not gather or not self.is_pick(node):
             return None

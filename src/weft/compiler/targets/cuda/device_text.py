@@ -6,18 +6,14 @@ A block's threads, its shared memory and its barrier are the card's own; the res
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
-from weft.compiler.targets.cuda.code import compiled_text
-from weft.compiler.targets.cuda.device import Device
 from weft.compiler.targets.cuda.emit import LAYOUT
 from weft.compiler.targets.cuda.machine import TRIPLE
-from weft.compiler.targets.cuda.modules import Function, Module
 from weft.compiler.targets.cuda.teams import DECLARATIONS
 from weft.compiler.targets.llvm.ir_builder import IRBuilder
 from weft.core.records import frozen
 
-__all__ = ["DeviceBuilder", "TextKernel", "load_text_kernel"]
+__all__ = ["DeviceBuilder", "TextKernel"]
 
 
 @frozen(slots=False)
@@ -81,11 +77,3 @@ class DeviceBuilder(IRBuilder):
         parts = (*header, *self._globals, *DECLARATIONS, *sorted(self.declared), self.definition)
         text = "\n".join([*parts, ""])
         return TextKernel(self.name, text, self.threads, len(self.parameters), 4 * self._dynamic)
-
-
-@cache
-def load_text_kernel(kernel: TextKernel, device: Device) -> Function:
-    """The kernel's function on a card."""
-    return Module(device, compiled_text(device, kernel.text)).function(
-        kernel.name, kernel.shared_bytes
-    )

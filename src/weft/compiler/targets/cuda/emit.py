@@ -93,16 +93,23 @@ def symbol(kernel_name: str) -> str:
 class DeviceEmitter(Emitter):
     """Writes the statements of one kernel for the threads of a card.
 
-    A kernel that is a part of a function has names of its own there, behind a prefix.
+    A kernel that is a part of a function is given values of it: its buffers, then its sizes.
     """
 
     values: DeviceValues
 
     def __init__(
-        self, plan: Schedule, machine: Machine, function: Function | None = None, prefix: str = ""
+        self,
+        plan: Schedule,
+        machine: Machine,
+        function: Function | None = None,
+        given: Sequence[str] | None = None,
     ) -> None:
         super().__init__(plan.kernel, machine)
-        self.plan, self.prefix = plan, prefix
+        self.plan = plan
+        buffers = [f"%buffer{k}" for k in range(len(plan.kernel.buffers))]
+        sizes = [f"%size{k}" for k in range(len(plan.kernel.sizes))]
+        self.given = [*buffers, *sizes] if given is None else given
         self.name = symbol(plan.kernel.name)
         self.values = DeviceValues(machine, function or Function())
         self.exit = self.values.lines.fresh("exit")
@@ -138,7 +145,7 @@ class DeviceEmitter(Emitter):
         if not self.plan.closing:
             return []
         function, machine = self.values.function, self.values.machine
-        last = DeviceEmitter(self.plan.block_layout, machine, function, self.prefix)
+        last = DeviceEmitter(self.plan.block_layout, machine, function, self.given)
         body = last.run_block(block)
         self.entry += last.entry[2:]
         self.globals += [line for line in last.globals if line not in self.globals]
@@ -146,18 +153,18 @@ class DeviceEmitter(Emitter):
 
     def parameters(self) -> list[str]:
         """The types and names of what the function is given."""
-        own = f"%{self.prefix}"
-        buffers = [f"ptr addrspace(1) {own}buffer{k}" for k in range(len(self.kernel.buffers))]
-        sizes = [f"i64 {own}size{k}" for k in range(len(self.kernel.sizes))]
+        kinds = ["ptr addrspace(1)"] * len(self.kernel.buffers) + ["i64"] * len(self.kernel.sizes)
+        given = [f"{kind} {name}" for kind, name in zip(kinds, self.given, strict=True)]
         more = ["ptr addrspace(1) %scratch"] if scratch_bytes(self.plan) is None else []
-        return [*buffers, *sizes, *more]
+        return [*given, *more]
 
     def _arguments(self) -> None:
         lines = self.values.lines
-        for position, name in enumerate(self.kernel.sizes):
-            self.values.define(size(name), (f"%{self.prefix}size{position}",))
-        for position, buffer in enumerate(self.kernel.buffers):
-            place = f"addrspacecast ptr addrspace(1) %{self.prefix}buffer{position} to ptr"
+        count = len(self.kernel.buffers)
+        for name, given in zip(self.kernel.sizes, self.given[count:], strict=True):
+            self.values.define(size(name), (given,))
+        for buffer, given in zip(self.kernel.buffers, self.given, strict=False):
+            place = f"addrspacecast ptr addrspace(1) {given} to ptr"
             self.values.pointers[buffer] = lines.put(place)
         for scratch in self.kernel.scratch:
             if scratch.buffer not in self.values.registers:

@@ -20,15 +20,15 @@ of the launch, of which there may be 4 KiB.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+from weft.compiler.targets.cuda.device_text import DeviceBuilder
 from weft.compiler.targets.cuda.emit import DeviceEmitter, device_module, scratch_bytes, symbol
 from weft.compiler.targets.cuda.machine import card
 from weft.compiler.targets.cuda.schedule import Schedule, schedule
 from weft.compiler.targets.cuda.splitting import split_kernel
-from weft.compiler.targets.llvm.ir_builder import Function
 from weft.core.records import frozen
 from weft.ir.loops import Kernel
 
@@ -54,8 +54,8 @@ class Member:
 class GroupedKernel:
     """Launches as one: their kernels, each once, the launches, and what the parameters are.
 
-    `kinds` has a letter for each parameter: a pointer or an integer. Behind them stand the first
-    blocks of all members but the first.
+    Members of one kernel follow one another. `kinds` has a letter for each parameter: a pointer or
+    an integer. Behind them stand the first blocks of all members but the first.
     """
 
     kernels: tuple[Kernel, ...]
@@ -69,65 +69,61 @@ class GroupedKernel:
 
     def text(self) -> str:
         """The module of the group's function in LLVM's language."""
-        function, target = Function(), card()
         plans = [
             schedule(replace(kernel, name=f"part{number}"))
             for number, kernel in enumerate(self.kernels)
         ]
-        emitters = [
-            DeviceEmitter(plan, target, function, f"part{number}.")
-            for number, plan in enumerate(plans)
-        ]
-        bodies: list[str] = []
-        for number, emitter in enumerate(emitters):
-            body = emitter.run_block(f"add i32 %part{number}.block, 0")
-            given = self._parameters_of_member(number, emitter)
-            bodies += [f"part{number}:", *given, *body, "  ret void"]
-        entry = [*emitters[0].entry, *(x for each in emitters[1:] for x in each.entry[2:])]
         kinds = [f"{_KINDS[kind]} %given{place}" for place, kind in enumerate(self.kinds)]
         starts = [f"i64 %start{number}" for number in range(1, len(self.members))]
-        lines = [
-            f"define ptx_kernel void @{self.name}({', '.join([*kinds, *starts])}) "
-            f'nounwind "nvvm.maxntid"="{plans[0].block}" {{',
-            "entry:", *entry,
-            "  %short = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()",
-            "  %place = zext i32 %short to i64",
-            *self._search(0, len(self.members)), *bodies, "}",
-        ]  # fmt: skip
-        return device_module(emitters, lines, target)
+        out = DeviceBuilder(self.name, [*kinds, *starts], plans[0].block, blocks=0)
+        own = [
+            [place for place, member in enumerate(self.members) if member.kernel == number]
+            for number in range(len(plans))
+        ]
+        emitters: list[DeviceEmitter] = []
+        firsts = {places[0]: number for number, places in enumerate(own)}
 
-    def _search(self, first: int, end: int) -> list[str]:
-        """The lines that lead a block to its member, one of a range."""
-        if end - first == 1:
-            own = ["  %own0 = add i64 %place, 0"] if first == 0 else [
-                f"  %own{first} = sub i64 %place, %start{first}"
-            ]  # fmt: skip
-            short = f"  %short{first} = trunc i64 %own{first} to i32"
-            kernel = self.members[first].kernel
-            leaf = f"member{first}"
-            return [
-                f"  br label %{leaf}", f"{leaf}:", *own, short, f"  br label %part{kernel}",
-            ]  # fmt: skip
-        middle = (first + end) // 2
-        before, after = f"find{first}.{middle}", f"find{middle}.{end}"
-        return [
-            f"  %is{middle} = icmp slt i64 %place, %start{middle}",
-            f"  br i1 %is{middle}, label %{before}, label %{after}",
-            f"{before}:", *self._search(first, middle),
-            f"{after}:", *self._search(middle, end),
-        ]  # fmt: skip
+        def run_kernel(first: int) -> None:
+            number = firsts[first]
+            emitters.append(self._run_kernel(out, plans[number], own[number]))
 
-    def _parameters_of_member(self, number: int, emitter: DeviceEmitter) -> list[str]:
-        """What a kernel is given by the member that the block belongs to."""
-        own = [k for k, member in enumerate(self.members) if member.kernel == number]
-        lines: list[str] = []
-        for place, parameter in enumerate(emitter.parameters()):
-            kind, name = parameter.rsplit(maxsplit=1)
-            ways = [f"[%given{self.members[k].parameters[place]}, %member{k}]" for k in own]
-            lines.append(f"  {name} = phi {kind} {', '.join(ways)}")
-        ways = [f"[%short{k}, %member{k}]" for k in own]
-        lines.append(f"  %part{number}.block = phi i32 {', '.join(ways)}")
-        return lines
+        _find_member(out, sorted(firsts), run_kernel)
+        # Memory of a thread, and what all kernels read instead of elements that are not there.
+        out.text[:0] = [*emitters[0].entry, *(x for each in emitters[1:] for x in each.entry[2:])]
+        return device_module(emitters, [out.definition], card())
+
+    def _run_kernel(self, out: DeviceBuilder, plan: Schedule, own: list[int]) -> DeviceEmitter:
+        """Write a kernel for the blocks of its members, each with its own parameters."""
+        given = [out.variable(f"%given{place}") for place in self.members[own[0]].parameters]
+        block = out.variable(out.block_number)
+
+        def take_parameters(member: int) -> None:
+            for variable, place in zip(given, self.members[member].parameters, strict=True):
+                variable.value = f"%given{place}"
+            first = f"%start{member}" if member else 0
+            block.value = out.sub(out.block_number, first)
+            out.leave()
+
+        with out.repeat():  # which each of the ways leaves: they meet behind it
+            _find_member(out, own, take_parameters)
+        emitter = DeviceEmitter(plan, card(), out.function, [each.value for each in given])
+        out.text += emitter.run_block(f"trunc i64 {block.value} to i32")
+        out.give()
+        return emitter
+
+
+def _find_member(out: DeviceBuilder, members: Sequence[int], found: Callable[[int], None]) -> None:
+    """Lead a block, by halving, to the last of these members that does not begin behind it."""
+    if len(members) == 1:
+        found(members[0])
+        return
+    middle = len(members) // 2
+    is_before = out.test("slt", out.block_number, f"%start{members[middle]}")
+    with out.choose(is_before) as (before, after):
+        with before:
+            _find_member(out, members[:middle], found)
+        with after:
+            _find_member(out, members[middle:], found)
 
 
 def layout_in_group(kernel: Kernel) -> Schedule | None:
@@ -193,6 +189,9 @@ def _group(launches: Sequence[GroupedLaunch]) -> Group:
     cells: dict[int, int] = {}
     kinds: list[str] = []
     kernels: dict[str, tuple[int, Kernel]] = {}
+    for launch in launches:
+        kernels.setdefault(launch.kernel.digest, (len(kernels), launch.kernel))
+    launches = sorted(launches, key=lambda launch: kernels[launch.kernel.digest][0])
     members: list[Member] = []
     for launch in launches:
         for kind, given in (("p", launch.buffers), ("i", launch.sizes)):
@@ -200,9 +199,8 @@ def _group(launches: Sequence[GroupedLaunch]) -> Group:
                 if cell not in cells:
                     cells[cell] = len(cells)
                     kinds.append(kind)
-        known = kernels.setdefault(launch.kernel.digest, (len(kernels), launch.kernel))
         places = [cells[cell] for cell in (*launch.buffers, *launch.sizes)]
-        members.append(Member(known[0], tuple(places)))
+        members.append(Member(kernels[launch.kernel.digest][0], tuple(places)))
     kernel = GroupedKernel(
         tuple(each for _, each in kernels.values()), tuple(members), "".join(kinds)
     )

@@ -15,7 +15,15 @@ from functools import cache
 
 from weft.compiler.targets.cuda.arithmetic import FMOD, REDUCED, reduced_table
 from weft.compiler.targets.cuda.values import DeviceValues
-from weft.compiler.targets.llvm.elementary import DOUBLE, INFINITY, LIBRARY, NAN, polynomial
+from weft.compiler.targets.llvm.elementary import (
+    DOUBLE,
+    INFINITY,
+    LIBRARY,
+    NAN,
+    polynomial,
+    power_at_edges,
+    with_sign_of,
+)
 from weft.compiler.targets.llvm.ir_builder import Function
 from weft.compiler.targets.llvm.machine import Machine
 from weft.core.dtypes import float64, int64, uint64
@@ -47,8 +55,7 @@ _LN2, _LOG2_E, _LOG10_E = math.log(2.0), 1.0 / math.log(2.0), math.log10(math.e)
 
 
 def _with_sign_of(x: Scalar, magnitude: Scalar) -> Scalar:
-    sign = bitcast(x, uint64) & (1 << 63)
-    return bitcast(or_(bitcast(absolute(magnitude), uint64), sign), float64)
+    return with_sign_of(x, absolute(magnitude))
 
 
 def _ascending_polynomial(x: Scalar, *coefficients: float) -> Scalar:
@@ -127,7 +134,7 @@ def _pow(x: Scalar, y: Scalar) -> Scalar:
     nearest = rint(minimum(maximum(product, -1100.0), 1100.0))
     part = (product - nearest) + select(less(absolute(lost), INFINITY), lost, 0.0)
     magnitude = exp(minimum(maximum(part, -1100.0), 1100.0) * _LN2) * _scale(nearest)
-    return _pow_special(x, y, magnitude)
+    return power_at_edges(x, y, magnitude)
 
 
 def _log2_in_parts(m: Scalar) -> tuple[Scalar, Scalar]:
@@ -141,21 +148,6 @@ def _log2_in_parts(m: Scalar) -> tuple[Scalar, Scalar]:
     high = s * double
     low = fma(s, const(double, float64), -high) + s * factor_low + lost * double
     return high, low + curve
-
-
-def _pow_special(x: Scalar, y: Scalar, magnitude: Scalar) -> Scalar:
-    size = absolute(x)
-    grows = equal(less(1.0, size), less(0.0, y))
-    edge = or_(equal(size, 0.0), equal(size, INFINITY)) | equal(absolute(y), INFINITY)
-    magnitude = select(edge, select(grows, const(INFINITY, float64), 0.0), magnitude)
-    magnitude = select(equal(size, 1.0), 1.0, magnitude)
-    whole, halved = equal(y, trunc(y)), y * 0.5
-    odd = whole & not_equal(halved, trunc(halved))
-    signed = select(odd, _with_sign_of(x, magnitude), magnitude)
-    lawless = less(x, 0.0) & less(-INFINITY, x) & ~whole
-    value = select(lawless, NAN, signed)
-    value = select(or_(not_equal(x, x), not_equal(y, y)), x + y, value)
-    return select(or_(equal(y, 0.0), equal(x, 1.0)), 1.0, value)
 
 
 # --- circular functions --------------------------------------------------------------------------

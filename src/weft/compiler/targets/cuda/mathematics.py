@@ -11,9 +11,15 @@ error of 2⁻¹⁶ beside the 2⁻⁹ or 2⁻¹² of the rounding. They keep suc
 
 from __future__ import annotations
 
-from weft.compiler.targets.llvm.elementary import LIBRARY, Expander, Function, polynomial
+from weft.compiler.targets.llvm.elementary import (
+    LIBRARY,
+    Expander,
+    Function,
+    polynomial,
+    with_sign_of,
+)
 from weft.compiler.targets.llvm.instructions import TABLE
-from weft.core.dtypes import DType, bfloat16, float16, float32, int32, uint32
+from weft.core.dtypes import DType, bfloat16, float16, float32, int32
 from weft.core.errors import Unsupported
 from weft.ir.scalars import (
     INSTRUCTIONS,
@@ -27,7 +33,6 @@ from weft.ir.scalars import (
     maximum,
     minimum,
     node,
-    or_,
     select,
 )
 
@@ -84,7 +89,7 @@ def _tanh(x: Scalar) -> Scalar:
     # beyond 20 the power is so large that 1 is left
     power = _power_of_two(minimum(size, 20.0) * (2.0 * 1.4426950408889634))
     far = fma(_reciprocal(power + 1.0), const(-2.0, float32), const(1.0, float32))
-    return _with_sign_of(x, select(less(size, 0.6), near, far))
+    return with_sign_of(x, select(less(size, 0.6), near, far))
 
 
 def _half_of_tanh_and_one(x: Scalar) -> Scalar:
@@ -103,7 +108,7 @@ def _erf(x: Scalar) -> Scalar:
     for coefficient in (-1.06777877e-1, -6.34846687e-1, -1.28717512e-1):
         curve = fma(curve, size, const(coefficient, float32))
     far = 1.0 - _exponential(fma(curve, size, -size))
-    return select(less(absolute(x), 0.927734375), near, _with_sign_of(x, far))
+    return select(less(absolute(x), 0.927734375), near, with_sign_of(x, far))
 
 
 def _erfc(x: Scalar) -> Scalar:
@@ -123,11 +128,6 @@ def _erfc(x: Scalar) -> Scalar:
     lost = fma(-size, size, square)  # what rounding the square has lost
     value = fma(q, power, q * power * lost)
     return select(less(x, 0.0), 2.0 - value, value)
-
-
-def _with_sign_of(x: Scalar, magnitude: Scalar) -> Scalar:
-    sign = bitcast(x, uint32) & 0x80000000
-    return bitcast(or_(bitcast(magnitude, uint32), sign), float32)
 
 
 def _short_exponential(x: Scalar) -> Scalar:

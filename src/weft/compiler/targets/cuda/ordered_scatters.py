@@ -81,6 +81,8 @@ def order_scatters(graph: Graph, tally: Tally | None = None) -> Graph:
 
 
 class _OrderedScatters(Walk):
+    """Sorts the updates of scatters, so that each row adds its own up in their order."""
+
     def __init__(self, graph: Graph, tally: Tally | None = None) -> None:
         super().__init__(graph, tally)
         self._orders: dict[tuple[object, ...], Atom] = {}

@@ -161,22 +161,12 @@ def bind_parameters(
     for parameter in parameters:
         name = parameter.name
         if isinstance(parameter, TensorMap):
-            whole, offset, strides = _place_of(values[name])
-            encoded: EncodedMap | EncodedWindows
-            if isinstance(parameter, WindowMap):
-                assert corners is not None
-                assert not strides, "windows are read of values that lie without gaps"
-                given = parameter, shapes[name], corners[name]
-                encoded = EncodedWindows(binding.stream.driver, *given)
-            else:
-                encoded = EncodedMap(binding.stream.driver, parameter, shapes[name], strides)
-            binding.keep(encoded)
-            cell = binding.cell(launch, whole)
-            if offset:
-                base, cell = cell, binding.number(0)
-                maps.append(set_cell(cell, base, offset))
-            maps.append(encoded.refresh_record(cell))
-            table.append(encoded.place)
+            where = None if corners is None else corners.get(name)
+            place, records = _bind_map(
+                binding, launch, parameter, values[name], shapes[name], where
+            )
+            table.append(place)
+            maps += records
         elif cells is not None and name in cells:
             table.append(cells[name])
         elif name == "workspace":
@@ -193,6 +183,31 @@ def bind_parameters(
             binding.keep(number)
             table.append(int(number.ctypes.data))
     return table, binding.native_run(*maps)
+
+
+def _bind_map(
+    binding: Binding,
+    launch: Launch,
+    parameter: TensorMap,
+    value: Value,
+    shape: Sequence[int],
+    corners: Corners | None,
+) -> tuple[int, list[Record]]:
+    """Where the map of a value is, and what encodes it anew where the value has moved."""
+    whole, offset, strides = _place_of(value)
+    encoded: EncodedMap | EncodedWindows
+    if isinstance(parameter, WindowMap):
+        assert corners is not None
+        assert not strides, "windows are read of values that lie without gaps"
+        encoded = EncodedWindows(binding.stream.driver, parameter, shape, corners)
+    else:
+        encoded = EncodedMap(binding.stream.driver, parameter, shape, strides)
+    binding.keep(encoded)
+    cell, records = binding.cell(launch, whole), list[Record]()
+    if offset:  # a part of a value: its address is that of the whole, and so many bytes
+        base, cell = cell, binding.number(0)
+        records.append(set_cell(cell, base, offset))
+    return encoded.place, [*records, encoded.refresh_record(cell)]
 
 
 def _place_of(value: Value) -> tuple[Value, int, tuple[int, ...]]:

@@ -7,7 +7,7 @@ loops are `with` statements.
 
 >>> kernel = Kernel("double", [Pointer("data"), Word("count")], threads=128)
 >>> data, count = kernel.parameter("data"), kernel.parameter("count")
->>> index = kernel.special("ctaid.x") * 128 + kernel.special("tid.x")
+>>> index = kernel.special_register("ctaid.x") * 128 + kernel.special_register("tid.x")
 >>> with kernel.when(index < count):
 ...     place = kernel.address(data, index, 4)
 ...     number = kernel.let("f32", "ld.global.f32", at(place))
@@ -25,19 +25,9 @@ from contextlib import contextmanager
 from weft.core.records import frozen
 
 __all__ = [
-    "Kernel",
-    "Loop",
-    "Operand",
-    "Parameter",
-    "Pointer",
-    "TensorMap",
-    "Value",
-    "WindowMap",
-    "Word",
-    "at",
-    "braces",
-    "float_literal",
-]
+    "Kernel", "Loop", "Operand", "Parameter", "Pointer", "TensorMap", "Value", "WindowMap", "Word",
+    "at", "braces", "float_literal",
+]  # fmt: skip
 
 # Bits of a register for each kind of value, as the instructions that take any kind spell them.
 _BITS = {"u32": "b32", "s32": "b32", "f32": "f32", "b32": "b32", "u64": "b64", "b16": "b16"}
@@ -302,10 +292,6 @@ class Kernel:
         self.jump(start)
         self.place(end)
 
-    def comment(self, text: str) -> None:
-        """A remark in the text, for who reads it."""
-        self._lines.append(f"// {text}")
-
     # What kernels start from.
 
     def parameter(self, name: str) -> Value:
@@ -319,7 +305,7 @@ class Kernel:
         place = self.let("u64", "mov.b64", name, name=name)
         return self.let("u64", "cvta.param.u64", place, name=name)
 
-    def special(self, name: str) -> Value:
+    def special_register(self, name: str) -> Value:
         """A register of the machine, such as `tid.x`."""
         return self.let("u32", "mov.u32", f"%{name}", name=name.replace(".", "_"))
 

@@ -107,6 +107,8 @@ def running_kernel(form: RunningForm, part: Part, threads: int) -> TextKernel:
 
 
 class _Writer:
+    """Writes one of the kernels of a scan: totals of chunks, what comes before each, or results."""
+
     def __init__(self, form: RunningForm, part: Part, threads: int) -> None:
         self.form, self.part, self.threads = form, part, threads
         pointers = ("ptr %source", "ptr %target", "ptr %before")
@@ -114,6 +116,7 @@ class _Writer:
         self.out = DeviceBuilder(f"running_{part}", (*pointers, *numbers), threads)
 
     def write(self) -> TextKernel:
+        """The whole kernel: a run of steps for each thread, its total, then the steps again."""
         out, form = self.out, self.form
         _, target, before, count, stride, chunks, run = out.parameters
         held = out.shared_array(form.state, self.threads)
@@ -217,7 +220,7 @@ class _Writer:
             is_nan = out.put(f"icmp eq {keys.kind} {key}, 0", "i1")
             key = out.put(f"select i1 {is_nan}, {keys.kind} -1, {keys.kind} {key}")
         wide = out.put(f"zext {keys.kind} {key} to {keys.word}")
-        high = out.put(f"shl {keys.word} {wide}, {keys.below}", keys.word)
+        high = out.put(f"shl {keys.word} {wide}, {keys.place_bits}", keys.word)
         low = step if keys.word == "i64" else out.put(f"zext i64 {step} to {keys.word}")
         return out.put(f"or {keys.word} {high}, {low}", keys.word)
 

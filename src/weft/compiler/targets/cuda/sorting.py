@@ -14,7 +14,8 @@ from math import prod
 
 from weft.compiler.plan.launch import Kind, Launch, no_numbers, one, static_shape
 from weft.compiler.targets.cuda.binding import Binding, Run, aligned_size, binder, in_order
-from weft.compiler.targets.cuda.device_text import DeviceBuilder, TextKernel, load_text_kernel
+from weft.compiler.targets.cuda.code import load_text_kernel
+from weft.compiler.targets.cuda.device_text import DeviceBuilder, TextKernel
 from weft.compiler.targets.llvm.sort_keys import MOST, Keys, search_line
 from weft.core.records import frozen
 from weft.ir.graph import GraphNode

@@ -18,22 +18,10 @@ from weft.compiler.targets.cuda.ptx_writer import Kernel, Operand, Value, at, br
 from weft.core.records import frozen
 
 __all__ = [
-    "ATOM_BYTES",
-    "ROW_BYTES",
-    "Ring",
-    "Thread",
-    "bulk_load",
-    "bulk_store",
-    "bulk_window_load",
-    "descriptor",
-    "initialize_barrier",
-    "packed_pair",
-    "spin_until",
-    "store_pairs",
-    "unpacked_pair",
-    "warpgroup_barrier",
-    "warpgroup_product",
-]
+    "ATOM_BYTES", "ROW_BYTES", "Ring", "Thread", "bulk_load", "bulk_store", "bulk_window_load",
+    "descriptor", "initialize_barrier", "packed_pair", "spin_until", "store_pairs", "unpacked_pair",
+    "warpgroup_barrier", "warpgroup_product",
+]  # fmt: skip
 
 ROW_BYTES = 128
 ATOM_BYTES = 8 * ROW_BYTES
@@ -93,20 +81,20 @@ class Ring:
             initialize_barrier(self.kernel, self.barriers, 1, 8 * stage)
             initialize_barrier(self.kernel, self.barriers, readers, 8 * (self.stages + stage))
 
-    def full(self) -> Value:
+    def full_barrier(self) -> Value:
         """The address of this stage's barrier for copies."""
         return self.barriers + self.stage * 8
 
     def begin_fill(self, size: int) -> Value:
         """Wait until the stage is empty and announce bytes; returns the barrier of the copies."""
-        full = self.full()
+        full = self.full_barrier()
         spin_until(self.kernel, full, self.parity ^ 1, 8 * self.stages)
         self.kernel.do("mbarrier.arrive.expect_tx.shared::cta.b64", "_", at(full), size)
         return full
 
     def wait_full(self) -> Value:
         """Wait until the stage's copies are there; returns the address of its empty barrier."""
-        full = self.full()
+        full = self.full_barrier()
         spin_until(self.kernel, full, self.parity)
         return full + 8 * self.stages
 

@@ -83,7 +83,7 @@ def _float(bits: Scalar) -> Scalar:
     return bitcast(bits, float32 if bits.dtype is int32 else float64)
 
 
-def _with_sign_of(x: Scalar, magnitude: Scalar) -> Scalar:
+def with_sign_of(x: Scalar, magnitude: Scalar) -> Scalar:
     """A number that is not negative, with the sign of another."""
     least = -(1 << (x.dtype.bits - 1))
     return _float(or_(_bits(magnitude), _bits(x) & least))
@@ -187,7 +187,7 @@ def _tanh_of_double(x: Scalar) -> Scalar:
     near = polynomial(square, *_TANH)
     near = fma(near * square, size, size)
     far = 1.0 - 2.0 / (_exp(size + size) + 1.0)
-    return _with_sign_of(x, select(less(size, 0.625), near, far))
+    return with_sign_of(x, select(less(size, 0.625), near, far))
 
 
 # --- logarithms ----------------------------------------------------------------------------------
@@ -286,24 +286,25 @@ def _logarithm(factor: float) -> Function:
 def _power(x: Scalar, y: Scalar) -> Scalar:
     product = _log2_in_double(cast(absolute(x), float64)) * cast(y, float64)
     magnitude = cast(_exp2_in_double(_clamp(product, -200.0, 200.0)), float32)
-    magnitude = _power_special(absolute(x), y, magnitude)
+    return power_at_edges(x, y, magnitude)
+
+
+def power_at_edges(x: Scalar, y: Scalar, magnitude: Scalar) -> Scalar:
+    """x to the power y, of which the size is known unless one of them is 0, infinite or NaN."""
+    size = absolute(x)
+    grows = equal(less(1.0, size), less(0.0, y))
+    edge = or_(equal(size, 0.0), equal(size, INFINITY)) | equal(absolute(y), INFINITY)
+    magnitude = select(edge, select(grows, const(INFINITY, x.dtype), 0.0), magnitude)
+    magnitude = select(equal(size, 1.0), 1.0, magnitude)
     whole = equal(y, trunc(y))
     halved = y * 0.5
     odd = whole & not_equal(halved, trunc(halved))
-    signed = select(odd, _with_sign_of(x, magnitude), magnitude)
+    signed = select(odd, with_sign_of(x, magnitude), magnitude)
     # a negative number has no power that is not whole; those of 0 and infinity have no sign
     lawless = less(x, 0.0) & less(-INFINITY, x) & ~whole
     value = select(lawless, NAN, signed)
     value = select(or_(not_equal(x, x), not_equal(y, y)), x + y, value)
     return select(or_(equal(y, 0.0), equal(x, 1.0)), 1.0, value)
-
-
-def _power_special(x: Scalar, y: Scalar, value: Scalar) -> Scalar:
-    """The powers of 0 and infinity, and infinite powers; x is not negative."""
-    grows = equal(less(1.0, x), less(0.0, y))
-    edge = or_(equal(x, 0.0), equal(x, INFINITY)) | equal(absolute(y), INFINITY)
-    value = select(edge, select(grows, const(INFINITY, x.dtype), 0.0), value)
-    return select(equal(x, 1.0), 1.0, value)
 
 
 # --- the error function --------------------------------------------------------------------------
@@ -329,7 +330,7 @@ def _odd_in_pieces(pieces: Pieces, scale: float, most: float) -> Function:
         size = absolute(x)
         first, t, rest = _in_pieces(pieces, scale, select(less(most, size), most, size))
         # in the first piece there is 0 in place of t
-        return _with_sign_of(x, fma(t, rest, select(less(first, t), t, first)))
+        return with_sign_of(x, fma(t, rest, select(less(first, t), t, first)))
 
     return function
 

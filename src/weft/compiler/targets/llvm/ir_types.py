@@ -80,8 +80,8 @@ def _literal(dtype: DType, value: bool | int | float) -> str:
 
 
 @cache
-def steps(width: int, kind: str = "i64", step: int = 1) -> str:
+def steps(width: int, kind: str = "i64") -> str:
     """The lanes' numbers as a constant: 0, 1, 2 and so on."""
     if width == 1:
         return "0"
-    return "<" + ", ".join(f"{kind} {step * lane}" for lane in range(width)) + ">"
+    return "<" + ", ".join(f"{kind} {lane}" for lane in range(width)) + ">"

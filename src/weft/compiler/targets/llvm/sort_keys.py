@@ -39,24 +39,24 @@ class Keys:
         return f"i{self.dtype.bits}"
 
     @property
-    def below(self) -> int:
+    def place_bits(self) -> int:
         """The bits of a place."""
         return 64 if self.wide or self.dtype.bits > 32 else 32
 
     @property
     def word(self) -> str:
         """The integer type of a word."""
-        return f"i{2 * self.below}"
+        return f"i{2 * self.place_bits}"
 
     @property
     def word_bytes(self) -> int:
         """The bytes of a word."""
-        return self.below // 4
+        return self.place_bits // 4
 
     @cached_property
     def bytes(self) -> range:
         """Where the bytes of a key are in a word, the lowest first."""
-        return range(self.below, self.below + self.dtype.bits, 8)
+        return range(self.place_bits, self.place_bits + self.dtype.bits, 8)
 
     def key(self, out: IRBuilder, pointer: str, place: str) -> str:
         """The key of an element."""
@@ -83,13 +83,15 @@ class Keys:
         """The word of an element that stands at a place of a row."""
         key = self.key(out, pointer, out.mul(index, stride))
         wide = out.put(f"zext {self.kind} {key} to {self.word}")
-        high = out.put(f"shl {self.word} {wide}, {self.below}")
-        place = f"zext i64 {index} to {self.word}" if self.below == 64 else f"add i64 {index}, 0"
+        high = out.put(f"shl {self.word} {wide}, {self.place_bits}")
+        place = (
+            f"zext i64 {index} to {self.word}" if self.place_bits == 64 else f"add i64 {index}, 0"
+        )
         return out.put(f"or {self.word} {high}, {out.put(place)}")
 
     def place(self, out: IRBuilder, word: str) -> str:
         """The place that a word has below its key."""
-        if self.below == 64:
+        if self.place_bits == 64:
             return out.put(f"trunc {self.word} {word} to i64")
         return out.put(f"and i64 {word}, {MOST - 1}")
 

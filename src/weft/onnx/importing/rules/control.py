@@ -184,11 +184,11 @@ def scan_of_batches(call: Call, lengths: Value, *inputs: Value) -> tuple[Value, 
     state = tuple(as_tensor(each) for each in inputs[:held])
     xs = tuple(wf.moveaxis(as_tensor(each), 1, 0) for each in inputs[held:])
 
-    def one(inner: Any, slices: Any) -> Any:
+    def scan_step(inner: Any, slices: Any) -> Any:
         outputs = [as_tensor(each) for each in call.run(body, [*inner, *slices])]
         return tuple(outputs[:held]), tuple(outputs[held:])
 
-    last, stacked = wf.scan(wf.vmap(one), state, xs)
+    last, stacked = wf.scan(wf.vmap(scan_step), state, xs)
     return (*last, *[wf.moveaxis(each, 0, 1) for each in stacked])
 
 

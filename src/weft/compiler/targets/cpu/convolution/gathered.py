@@ -107,7 +107,7 @@ def _strip(tile: Tile, width: int) -> IRBuilder:
             is_eight = out.test("eq", out.rem(left, 6), 2)
             some = out.test("sgt", left, 6)
             less = out.put(f"and i1 {is_eight}, {some}")
-            whole = out.sub(whole, out.put(f"select i1 {less}, i64 6, i64 0"))
+            whole = out.sub(whole, out.select(less, 6, 0))
         end = out.add(start, whole)
         with out.loop(start, end, height) as i:
             rows = out.at("[2 x i64]", "%rows", i)
@@ -136,10 +136,8 @@ def _product(tile: Tile) -> IRBuilder:
             room = out.sub(out.sub("%wide", j), (width - 1) * tile.lanes)
             last = out.least(room, tile.lanes)
             b, c = out.at(element, "%b", j), out.at(element, "%c", j)
-            out.do(
-                f"call void @gathers_{width}(ptr %a, ptr %rows, ptr %terms, ptr {b}, ptr {c},"
-                f" i64 %count, i1 %add, i64 {last}, i64 %many)"
-            )
+            shared = ("%a", "%rows", "%terms", b, c, "%count", "%add", last, "%many")
+            out.call(f"@gathers_{width}", *shared)
         start = end
     return out
 
@@ -157,10 +155,7 @@ def _direct_convolution(tile: Tile) -> IRBuilder:
     with out.loop("%begin", "%end") as number:
         block, part = out.div(number, n["parts"]), out.rem(number, n["parts"])
         first, many, q, row = place_block(out, n, block)
-        out.do(
-            f"call void @frame(ptr {x}, ptr %sizes, ptr {frame}, i64 {first}, i64 {many},"
-            f" i64 {row}, i64 0, i64 {n['pixel']})"
-        )
+        out.call("@frame", x, "%sizes", frame, first, many, row, 0, n["pixel"])
         start = out.add(out.mul(first, n["y_image"]), out.mul(q, n["y_step"]))
         from_, to = out.mul(part, share), out.least(out.mul(out.add(part, 1), share), every)
         with out.loop(0, n["phases"]) as phase:
@@ -186,10 +181,7 @@ def _direct_convolution(tile: Tile) -> IRBuilder:
                     c = out.at(element, y, out.add(start, c_off))
                     wide = out.least(out.sub(n["columns"], column), tile.columns)
                     b = out.at(element, w, b_off)
-                    out.do(
-                        f"call void @gathered(ptr {a}, ptr {rows}, ptr {pairs}, ptr {b}, ptr {c},"
-                        f" i64 {deep}, i1 {add}, i64 {places}, i64 {wide})"
-                    )
+                    out.call("@gathered", a, rows, pairs, b, c, deep, add, places, wide)
     out.free(whole)
     return out
 
@@ -218,11 +210,8 @@ def _weights(tile: Tile) -> IRBuilder:
             # a split without a block is one of no places, which stores zeros
             is_some = out.test("slt", block, to)
             first, many_there, q, row = place_block(out, n, block)
-            many = out.put(f"select i1 {is_some}, i64 {many_there}, i64 0")
-            out.do(
-                f"call void @frame(ptr {x}, ptr %sizes, ptr {frame}, i64 {first}, i64 {many},"
-                f" i64 {row}, i64 0, i64 {n['pixel']})"
-            )
+            many = out.select(is_some, many_there, 0)
+            out.call("@frame", x, "%sizes", frame, first, many, row, 0, n["pixel"])
             here = out.least(out.sub(n["y_step"], q), n["rows"])
             places = out.mul(out.mul(here, n["rest"]), many)
             start = out.mul(first, n["y_image"])
@@ -235,9 +224,6 @@ def _weights(tile: Tile) -> IRBuilder:
                     b = out.at(element, dy, out.add(out.mul(group, n["y_group"]), column))
                     c = out.at(element, target, out.add(out.mul(group, n["w_group"]), column))
                     wide = out.least(out.sub(n["columns"], column), tile.columns)
-                    out.do(
-                        f"call void @gathered(ptr {a}, ptr {rows}, ptr {terms}, ptr {b}, ptr {c},"
-                        f" i64 {places}, i1 {add}, i64 {count}, i64 {wide})"
-                    )
+                    out.call("@gathered", a, rows, terms, b, c, places, add, count, wide)
     out.free(whole)
     return out

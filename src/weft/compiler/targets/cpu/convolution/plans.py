@@ -158,11 +158,7 @@ def forward(s: Sizes, width: int) -> Plan:
     if s.images == 1 and s.outputs * s.groups <= width:
         rows = _shared_rows(rows, a.counts[0], rest)
     pixel, outputs = s.groups * s.channels, s.groups * s.outputs
-    frame = _forward_frame(a, rows)
-    row_offsets = _window_starts(a, at_once, rows, frame, pixel)
-    places = _offsets(_grid(at_once, rows, *a.counts[1:]), (1, a.counts[0], *a.counts[1:]))
-    c, *tap = _grid(s.channels, *a.kernel)
-    terms = _tap_offsets(a, tap, frame, pixel) + c
+    frame, row_offsets, places, terms = _window_tables(s, a, at_once, rows)
     blocks = -(-a.counts[0] // rows)
     panels = -(-s.outputs // width) * s.groups
     phase = Phase(
@@ -175,6 +171,17 @@ def forward(s: Sizes, width: int) -> Plan:
         at_once, rows, blocks, a.strides[0], pixel, a.low, frame, a.area, (phase,),
         rest * outputs, parts, whole,
     )  # fmt: skip
+
+
+def _window_tables(
+    s: Sizes, a: _SpatialSizes, at_once: int, rows: int
+) -> tuple[Three, Array, Array, Array]:
+    """The frame of a block, and offsets: of windows in it, of places in y, of taps in a window."""
+    pixel, frame = s.groups * s.channels, _forward_frame(a, rows)
+    windows = _window_starts(a, at_once, rows, frame, pixel)
+    places = _offsets(_grid(at_once, rows, *a.counts[1:]), (1, a.counts[0], *a.counts[1:]))
+    c, *tap = _grid(s.channels, *a.kernel)
+    return frame, windows, places, _tap_offsets(a, tap, frame, pixel) + c
 
 
 def _forward_frame(a: _SpatialSizes, rows: int) -> Three:
@@ -324,11 +331,7 @@ def weights(s: Sizes) -> WeightPlan:
     rest = a.counts[1] * a.counts[2]
     rows, at_once = cut_blocks(s.images, a.counts[0], rest, TERMS)
     pixel, outputs = s.groups * s.channels, s.groups * s.outputs
-    frame = _forward_frame(a, rows)
-    seen = _window_starts(a, at_once, rows, frame, pixel)
-    places = _offsets(_grid(at_once, rows, *a.counts[1:]), (1, a.counts[0], *a.counts[1:]))
-    c, *tap = _grid(s.channels, *a.kernel)
-    row_offsets = _tap_offsets(a, tap, frame, pixel) + c
+    frame, seen, places, row_offsets = _window_tables(s, a, at_once, rows)
     blocks = -(-a.counts[0] // rows)
     plan = Plan(
         at_once, rows, blocks, a.strides[0], pixel, a.low, frame, a.area, (), a.counts[0], 1, True,

@@ -177,7 +177,7 @@ def _spread_function(tile: Tile) -> IRBuilder:
 def _result_function(tile: Tile) -> IRBuilder:
     """A function that turns sums [COUNT, most, panel] into results, without those outside y."""
     element = Type(tile.dtype).text
-    given = (
+    given = [
         "many",
         "strips",
         "across",
@@ -188,7 +188,7 @@ def _result_function(tile: Tile) -> IRBuilder:
         "image",
         "wide",
         "most",
-    )
+    ]
     out = IRBuilder("winograd_made", ("ptr %m", "ptr %y", *(f"i64 %{each}" for each in given)))
     v = _vectors(out, tile)
     plane = out.mul("%most", tile.columns)
@@ -279,31 +279,21 @@ def _weight_gradient_function(tile: Tile) -> IRBuilder:
     return out
 
 
-def _call(out: IRBuilder, name: str, pointers: Sequence[str], given: Sequence[str]) -> None:
-    """Call a function on pointers and numbers."""
-    text = [*(f"ptr {each}" for each in pointers), *(f"i64 {each}" for each in given)]
-    out.do(f"call void @{name}({', '.join(text)})")
-
-
 def _products(
     out: IRBuilder,
     element: str,
     starts: Sequence[str],
     steps: Sequence[str],
-    tables: str,
+    tables: Sequence[str],
     numbers: Sequence[str],
 ) -> None:
     """`COUNT` products, of matrices that begin at some places and are some steps apart."""
-    deep, add, tiles, own = numbers
     with out.loop(0, COUNT) as k:
         a, b, c = (
             out.at(element, start, out.mul(k, step))
             for start, step in zip(starts, steps, strict=True)
         )
-        out.do(
-            f"call void @gathered(ptr {a}, ptr {tables}, ptr {b}, ptr {c}, i64 {deep}, i1 {add},"
-            f" i64 {tiles}, i64 {own})"
-        )
+        out.call("@gathered", a, *tables, b, c, *numbers)
 
 
 def _winograd(tile: Tile) -> IRBuilder:
@@ -323,45 +313,40 @@ def _winograd(tile: Tile) -> IRBuilder:
     is_raw = out.test("ne", n["w_tap"], 0)
     own_plane = out.mul(n["deep"], wide)
     own_weights, own_whole = out.memory(out.mul(own_plane, COUNT * size))
-    step = out.put(f"select i1 {is_raw}, i64 {own_plane}, i64 {out.mul(panels, n['w_panel'])}")
+    step = out.select(is_raw, own_plane, out.mul(panels, n["w_panel"]))
     rows, terms = (out.at("i64", "%sizes", n[name]) for name in ("rows_at", "terms_at"))
     with out.loop("%begin", "%end") as number:
         block, part = out.div(number, n["parts"]), out.rem(number, n["parts"])
+        # What the block's windows see, with zeros for padding, transformed:
+        # [COUNT, most, channels].
         first, many, q, start = place_block(out, n, block)
-        _call(out, "frame", (x, "%sizes", frame), (first, many, start, "0", n["channels"]))
+        out.call("@frame", x, "%sizes", frame, first, many, start, 0, n["channels"])
         strips = out.least(out.sub(n["strips"], q), n["rows"])
         tiles = out.mul(out.mul(many, strips), n["across"])
         shape = (many, strips, n["across"])
-        _call(
-            out, "winograd_seen", (frame, seen),
-            (*shape, n["frame0"], n["frame2"], n["channels"], n["most"]),
-        )  # fmt: skip
+        area = n["frame0"], n["frame2"]
+        out.call("@winograd_seen", frame, seen, *shape, *area, n["channels"], n["most"])
         to = out.least(out.mul(out.add(part, 1), share), panels)
         with out.loop(out.mul(part, share), to) as panel:
             column = out.mul(panel, wide)
             own = out.least(out.sub(n["outputs"], column), wide)
             begin = out.add(out.mul(panel, n["w_panel"]), n["w_first"])
+            # Products of a panel of outputs, some channels at a time: [COUNT, most, panel].
             with out.loop(0, n["channels"], n["deep"]) as t:
                 deep = out.least(out.sub(n["channels"], t), n["deep"])
                 add = out.test("sgt", t, 0)
                 source = out.at(element, u, out.add(begin, out.mul(t, n["w_term"])))
                 with out.when(is_raw):
-                    _call(
-                        out, "winograd_weights_of", (source, own_weights),
-                        (deep, n["w_term"], n["w_tap"], own_plane),
-                    )  # fmt: skip
-                weights = out.put(f"select i1 {is_raw}, ptr {own_weights}, ptr {source}")
+                    steps_of = n["w_term"], n["w_tap"], own_plane
+                    out.call("@winograd_weights_of", source, own_weights, deep, *steps_of)
+                weights = out.select(is_raw, own_weights, source)
                 starts = out.at(element, seen, t), weights, sums
                 steps = plane, step, out.mul(n["most"], wide)
-                _products(
-                    out, element, starts, steps, f"{rows}, ptr {terms}", (deep, add, tiles, own)
-                )
+                _products(out, element, starts, steps, (rows, terms), (deep, add, tiles, own))
+            # The panel's sums, transformed back into y.
             target = out.at(element, y, out.add(out.mul(first, n["y_image"]), column))
-            _call(
-                out, "winograd_made", (sums, target),
-                (*shape, out.mul(q, RESULT), n["height"], n["width"], n["outputs"], n["y_image"],
-                 own, n["most"]),
-            )  # fmt: skip
+            row, place = out.mul(q, RESULT), (n["height"], n["width"], n["outputs"], n["y_image"])
+            out.call("@winograd_made", sums, target, *shape, row, *place, own, n["most"])
     for each in (frame_whole, seen_whole, sums_whole, own_whole):
         out.free(each)
     return out
@@ -400,28 +385,26 @@ def _winograd_weights(tile: Tile) -> IRBuilder:
         with out.loop(from_, out.most(to, out.add(from_, 1))) as block:
             # a split without a block is one of no tiles, which stores zeros
             first, some, q, start = place_block(out, n, block)
-            many = out.put(f"select i1 {out.test('slt', block, to)}, i64 {some}, i64 0")
+            many = out.select(out.test("slt", block, to), some, 0)
             strips = out.least(out.sub(n["strips"], q), n["rows"])
             tiles = out.mul(out.mul(many, strips), n["across"])
             shape = (many, strips, n["across"])
-            _call(out, "frame", (x, "%sizes", frame), (first, many, start, c0, own_c))
+            # What is seen of x, then the cotangents of y, in one frame after the other.
+            out.call("@frame", x, "%sizes", frame, first, many, start, c0, own_c)
             given = (*shape, n["frame0"], n["frame2"], own_c, n["most"])
-            _call(out, "winograd_seen", (frame, seen), given)
+            out.call("@winograd_seen", frame, seen, *given)
             own = [out.number(second, FRAME.index(name)) for name in ("frame0", "frame2")]
             begin = out.mul(q, RESULT)
-            _call(out, "frame", (y, second, frame), (first, many, begin, o0, own_o))
-            _call(out, "winograd_spread", (frame, spread), (*shape, *own, own_o, n["most"]))
+            out.call("@frame", y, second, frame, first, many, begin, o0, own_o)
+            out.call("@winograd_spread", frame, spread, *shape, *own, own_o, n["most"])
             add = out.test("sgt", block, from_)
 
             with out.loop(0, COUNT) as k:
                 a = out.at(element, seen, out.mul(out.mul(k, n["most"]), own_c))
                 b = out.at(element, spread, out.mul(out.mul(k, n["most"]), own_o))
                 c = out.at(element, sums, out.mul(k, wide * wide))
-                out.do(
-                    f"call void @gathered(ptr {a}, ptr {rows}, ptr {terms}, ptr {b}, ptr {c},"
-                    f" i64 {tiles}, i1 {add}, i64 {own_c}, i64 {own_o})"
-                )
-        _call(out, "winograd_weighed", (sums, target), (own_c, own_o, n["outputs"]))
+                out.call("@gathered", a, rows, terms, b, c, tiles, add, own_c, own_o)
+        out.call("@winograd_weighed", sums, target, own_c, own_o, n["outputs"])
     for each in (frame_whole, seen_whole, spread_whole, sums_whole):
         out.free(each)
     return out

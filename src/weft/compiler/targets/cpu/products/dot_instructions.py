@@ -163,7 +163,7 @@ def _block() -> IRBuilder:
                     c = out.at("i32", "%c", out.add(column, done))
                     head = f"i64 {row_step}, i64 {word_step}, ptr {out.at('i32', panel, done)}"
                     _heights(out, width, a, row_step, head, c, columns, tail)
-                done = out.add(done, out.put(f"select i1 {fits}, i64 {width * LANES}, i64 0"))
+                done = out.add(done, out.select(fits, width * LANES, 0))
     return out
 
 

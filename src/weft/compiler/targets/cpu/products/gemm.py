@@ -3,7 +3,7 @@
 A product is a stack of [rows, terms] times [terms, columns]. The left operand is read where it is,
 through strides, but for one whose rows lie side by side: of that a block is copied first, in panels
 as high as a tile. The right operand is read where it is, or from panels as wide as a tile; it is
-packed term by term where terms are its rows, so that this can be part of a chain that makes them,
+packed term by term where terms are its rows, so that this can be part of a fusion that makes them,
 else by panels. Each sum runs through its terms in ascending order, `depth` of them at a time:
 whatever part of a result a call makes, its elements have the same bits.
 
@@ -42,7 +42,6 @@ _TABLE = Struct(
     "i64 rows, i64 columns, i64 terms, i64 row_step, i64 term_step, i64 a_item, i64 b_item,"
     "i64 b_step, i64 b_panel, i64 depth, i64 block, i64 copied"
 )
-TABLE = _TABLE.names
 """What `rows` and `columns` are given beside their buffers.
 
 row_step, term_step, a_item: how far apart neighbours, and products, are in the left operand;

@@ -5,7 +5,7 @@ four vectors of sums, which are added up at the end. One whose rows are added up
 strips of columns, some rows at a time, and the sums of a strip stay in the innermost cache. Each
 element's sum runs in one order, whatever part of the result a call makes. Long sums of float32 are
 made in blocks, which are added in float64, so that rounding does not grow with the terms. What is
-done to each element of the result can follow in a chain, in which elements are the rows.
+done to each element of the result can follow in a row fusion, in which elements are the rows.
 
 >>> import weft as wf
 >>> from weft.compiler.targets.cpu.machine import host

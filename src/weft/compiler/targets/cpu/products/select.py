@@ -34,7 +34,7 @@ PART = 250_000
 COPIED = 32768
 """The least elements of a chunk of packing."""
 PADDED = 1.25
-"""How much longer rows may be in a packed operand that a chain packs, long before it is read."""
+"""How much longer rows may be in an operand that a row fusion packs, long before it is read."""
 CHUNKS = 8
 """Into how many chunks a product is cut, where they are not too small or too large."""
 

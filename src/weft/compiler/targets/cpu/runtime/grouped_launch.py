@@ -1,4 +1,4 @@
-"""Ensembles: several kernels that do not wait for each other, run as one.
+"""Several kernels that do not wait for each other, run as one.
 
 The pool is given one range: the chunks of all members, one member after the other. A chunk's member
 is found by its number, and its borders are those that it would have alone, so bits stay the same.
@@ -30,9 +30,9 @@ FIELDS = len(_ROW.names)
 """The columns: function, first buffer, where its sizes are, extent, grain, first chunk."""
 
 
-def _ensemble() -> IRBuilder:
-    """`ensemble(...)`: some chunks of all members; the table has their number, then their rows."""
-    out = IRBuilder("ensemble", KERNEL, public=True, may_unwind=True)
+def _run_chunks() -> IRBuilder:
+    """`grouped(...)`: some chunks of all members; the table has their number, then their rows."""
+    out = IRBuilder("grouped", KERNEL, public=True, may_unwind=True)
     buffers, table, begin, end = out.parameters
     count, rows = out.load("i64", table), out.at("i64", table, 1)
     with out.loop(begin, end) as chunk:
@@ -55,7 +55,7 @@ def _ensemble() -> IRBuilder:
 
 def source() -> str:
     """The text of the module."""
-    return module_text(_ensemble())
+    return module_text(_run_chunks())
 
 
 def table(members: Sequence[Launch], sizes: Sizes, numbers_of: NumbersOf) -> list[int]:
@@ -76,9 +76,9 @@ def table(members: Sequence[Launch], sizes: Sizes, numbers_of: NumbersOf) -> lis
 
 
 @cache
-def ensemble_address() -> int:
+def grouped_address() -> int:
     """The address of the native function, which has a kernel's signature."""
-    return text_addresses(source(), ["ensemble"])["ensemble"]
+    return text_addresses(source(), ["grouped"])["grouped"]
 
 
-finder("grouped", ensemble_address)
+finder("grouped", grouped_address)

@@ -46,7 +46,6 @@ LOOP = _LOOP.names
 _CHOICE = Struct(
     "ptr execute, ptr reached, ptr error, i64 kind, ptr branches, i64 branch_count, i64 rows"
 )
-CHOICE = _CHOICE.names
 """What `run_branch` and `run_rows` are given: their index is the first buffer, of such a kind."""
 
 _BRANCH = Struct("ptr record, ptr bindings, i64 binding_count, ptr copies, i64 copy_count")

@@ -1,4 +1,4 @@
-"""The native function of chains: all stages run on a block of rows before the next block begins.
+"""The native function of row fusions: a block of rows goes through all stages, then the next one.
 
 Its table holds the stages, the buffers of each, and their own numbers. A buffer is one that the
 call is given, or rows of a value in scratch memory, as if the whole value began before them.
@@ -31,9 +31,9 @@ HEAD, STAGE, ENTRY = (len(each.names) for each in (_HEAD, _STAGE, _ENTRY))
 """Numbers at the head of the table, of each stage, and of each buffer."""
 
 
-def _chain() -> IRBuilder:
-    """`chain(...)`: some blocks of rows; each goes through all stages."""
-    out = IRBuilder("chain", KERNEL, public=True)
+def _row_blocks() -> IRBuilder:
+    """`row_blocks(...)`: some blocks of rows; each goes through all stages."""
+    out = IRBuilder("row_blocks", KERNEL, public=True)
     buffers, table, begin, end = out.parameters
     count, rows, height, size, entries = out.record(_HEAD, table).all(*_HEAD.names)
     stages = out.at("i64", table, HEAD)
@@ -72,13 +72,13 @@ def _point(
 
 def source() -> str:
     """The text of the module."""
-    return module_text(_chain())
+    return module_text(_row_blocks())
 
 
 @cache
 def address() -> int:
     """The address of the native function, which has a kernel's signature."""
-    return text_addresses(source(), ["chain"])["chain"]
+    return text_addresses(source(), ["row_blocks"])["row_blocks"]
 
 
 finder("row fusion", address)

@@ -37,6 +37,7 @@ from weft.compiler.targets.cuda.attention.description import (
     AttentionSpec,
     extra_parameters,
     head_map,
+    load_head_rows,
 )
 from weft.compiler.targets.cuda.attention.hidden_weights import HiddenWeights, WeightTile
 from weft.compiler.targets.cuda.ptx_writer import (
@@ -53,7 +54,6 @@ from weft.compiler.targets.cuda.warpgroup import (
     ROW_BYTES,
     Ring,
     Thread,
-    bulk_load,
     bulk_store,
     descriptor,
     initialize_barrier,
@@ -76,14 +76,7 @@ def backward_kernel(spec: AttentionSpec) -> AttentionKernel:
     """The kernel of the gradients `dk`, `dv` and of the buffer `dq`."""
     writer = _Writer(spec)
     writer.write()
-    return AttentionKernel(
-        spec=spec,
-        name=writer.kernel.name,
-        text=writer.kernel.text(),
-        threads=writer.kernel.threads,
-        shared_bytes=writer.memory.size,
-        parameters=writer.kernel.parameters,
-    )
+    return AttentionKernel.from_text(spec, writer.kernel, writer.memory.size)
 
 
 def backward_launch(
@@ -123,6 +116,8 @@ class _QueryTile:
 
 
 class _Writer:
+    """Writes the kernel: one warp copies, two add up gradients of queries, two groups multiply."""
+
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec, self.memory = spec, BackwardMemory(spec)
         self.tile = tile_queries(spec)
@@ -144,8 +139,9 @@ class _Writer:
         self.kernel = Kernel("attention_backward", parameters, 384)
 
     def write(self) -> None:
+        """The whole kernel: barriers, then each warp's part."""
         kernel, memory = self.kernel, self.memory
-        self.thread = kernel.special("tid.x")
+        self.thread = kernel.special_register("tid.x")
         self.heads, self.batch = kernel.parameter("heads"), kernel.parameter("batch")
         self.group, self.key_heads = kernel.parameter("group"), kernel.parameter("key_heads")
         self.queries, self.keys = kernel.parameter("queries"), kernel.parameter("keys")
@@ -176,6 +172,7 @@ class _Writer:
         kernel.place(finish)
 
     def _initialize(self) -> None:
+        """Set up the barriers, by one thread for all."""
         kernel, memory = self.kernel, self.memory
         with kernel.when(self.thread.equals(0)):
             for ring in (self.query_ring, self.cotangent_ring, self.key_ring):
@@ -192,8 +189,8 @@ class _Writer:
         """Units of a head follow each other: pairs of blocks under a causal mask, else one."""
         kernel = self.kernel
         units = (self.blocks + 1) >> 1 if self.spec.causal else self.blocks
-        unit = kernel.variable("u32", kernel.special("ctaid.x"), "unit")
-        step = kernel.special("nctaid.x")
+        unit = kernel.variable("u32", kernel.special_register("ctaid.x"), "unit")
+        step = kernel.special_register("nctaid.x")
         with kernel.loop("unit") as loop:
             loop.stop_if(unit >= units * self.key_heads * self.batch)
             place, head = unit % units, unit // units
@@ -254,15 +251,19 @@ class _Writer:
     # The producer.
 
     def _produce(self, block: _Block) -> None:
-        memory = self.memory
+        """Copy a block's keys and values, then the queries and cotangents that see them."""
+        kernel, memory = self.kernel, self.memory
         full = self.key_ring.begin_fill(2 * memory.key_bytes)
         for name, start in (("k", memory.keys), ("v", memory.values)):
             where = (block.number * KEYS, block.key_head, block.batch)
-            self._copy(name, self.shared + start, full, where, KEYS)
+            load_head_rows(
+                kernel, self.spec, self.shared + start, full, where, KEYS, kernel.parameter(name)
+            )
         self.key_ring.advance()
         self._for_each_tile(block, lambda tile: self._produce_tile(block, tile))
 
     def _produce_tile(self, block: _Block, tile: _QueryTile) -> None:
+        """Copy a tile of queries with the logs of its rows, and of cotangents with their sums."""
         kernel, memory = self.kernel, self.memory
         where = (tile.number * self.tile, tile.head, block.batch)
         numbers = self._rows(block, tile) * self.tile
@@ -272,7 +273,7 @@ class _Writer:
         ):
             full = ring.begin_fill(memory.tile_bytes + memory.row_bytes)
             place = self.shared + start + ring.stage * memory.tile_bytes
-            self._copy(name, place, full, where, self.tile)
+            load_head_rows(kernel, self.spec, place, full, where, self.tile, kernel.parameter(name))
             source = kernel.address(kernel.parameter(vector), numbers, 4)
             target = self._row_place(ring, line)
             kernel.do(
@@ -289,22 +290,10 @@ class _Writer:
         place = self.shared + memory.rows + ring.stage * (2 * memory.row_bytes)
         return place + line * memory.row_bytes
 
-    def _copy(
-        self,
-        name: str,
-        target: Value,
-        full: Value,
-        where: tuple[Value, Value, Value],
-        rows: int,
-    ) -> None:
-        source = self.kernel.parameter(name)
-        for chunk in range(self.spec.chunks):
-            place = target + chunk * rows * ROW_BYTES
-            bulk_load(self.kernel, source, [64 * chunk, *where], place, full)
-
     # The warps that add up the queries' gradients.
 
     def _add_up(self, half: int, block: _Block) -> None:
+        """Add a half of each tile's gradient to the buffer in memory."""
         self._for_each_tile(block, lambda tile: self._add_half(block, tile, half))
 
     def _add_half(self, block: _Block, tile: _QueryTile, half: int) -> None:
@@ -352,6 +341,7 @@ class _Writer:
     # The consumers.
 
     def _prepare_consumer(self) -> None:
+        """Registers and descriptors of a group that multiplies."""
         kernel, spec = self.kernel, self.spec
         self.place = Thread.of_number(kernel, self.thread)
         self.leads_warp = self.place.lane.equals(0)
@@ -379,6 +369,7 @@ class _Writer:
         self.all_keys = descriptor(kernel, keys)
 
     def _consume(self, block: _Block) -> None:
+        """The gradients of a block's keys and values: sums over all tiles that see them."""
         kernel = self.kernel
         for value in (*self.dk, *self.dv):
             kernel.assign(value, 0.0)
@@ -396,6 +387,7 @@ class _Writer:
         products one behind the other.
         """
         kernel = self.kernel
+        # 1. scores = keys queriesᵀ, and 2. the weights' cotangents = values cotangentsᵀ.
         query_empty = self.query_ring.wait_full()
         kernel.do("wgmma.fence.sync.aligned")
         query = self._stage_descriptor(self.memory.queries, self.query_ring)
@@ -405,6 +397,7 @@ class _Writer:
         self._start_rows(self.changes, self.my_values, cotangent)
         where = self._weight_tile(block, tile)
         self.hidden.read(where)
+        # The scores are there, the cotangents still on their way: weights are made meanwhile.
         kernel.do("wgmma.wait_group.sync.aligned 1")
         self._mask(where)
         self._exponentials()
@@ -412,10 +405,13 @@ class _Writer:
         self._pack()
         self._write_scores()
         kernel.do("wgmma.fence.sync.aligned")
+        # 3. dv += weights cotangents, 4. dq = changesᵀ keys, of both consumers' changes, which both
+        # must have written before, and 5. dk += changes queries.
         self._start_sum(self.dv, self.packed_weights, cotangent)
         kernel.do("bar.sync", _ALL_CONSUMERS, 256)
         self._start_query_gradient()
         self._start_sum(self.dk, self.packed_changes, query)
+        # dv and dq are done: the cotangents' stage is free, and dq goes to the warp that adds it.
         kernel.do("wgmma.wait_group.sync.aligned 1")
         self._release(cotangent_empty)
         self.cotangent_ring.advance()
@@ -426,6 +422,7 @@ class _Writer:
         kernel.assign(self.score_buffer, self.score_buffer ^ self.memory.score_bytes)
 
     def _release(self, empty: Value) -> None:
+        """Say that this warp has read a stage of a ring."""
         self.kernel.do("mbarrier.arrive.shared::cta.b64", "_", at(empty), when=self.leads_warp)
 
     def _stage_descriptor(self, start: int, ring: Ring) -> Value:

@@ -10,20 +10,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import field
+from typing import Self
 
-from weft.compiler.targets.cuda.ptx_writer import Parameter, Pointer, TensorMap, Word
+from weft.compiler.targets.cuda.ptx_writer import (
+    Kernel,
+    Parameter,
+    Pointer,
+    TensorMap,
+    Value,
+    Word,
+)
+from weft.compiler.targets.cuda.warpgroup import ROW_BYTES, bulk_load
 from weft.core.errors import UnsupportedError
 from weft.core.records import frozen
 
 __all__ = [
-    "AttentionKernel",
-    "AttentionLaunch",
-    "AttentionSizes",
-    "AttentionSpec",
-    "extra_parameters",
-    "head_map",
-    "padded_head",
-]
+    "AttentionKernel", "AttentionLaunch", "AttentionSizes", "AttentionSpec", "extra_parameters",
+    "head_map", "padded_head",
+]  # fmt: skip
 
 HEAD_CHUNK = 64  # numbers of a head in one row of 128 bytes
 HEADS = (64, 128, 256)
@@ -144,6 +148,18 @@ class AttentionKernel:
     shared_bytes: int
     parameters: tuple[Parameter, ...] = field(repr=False)
 
+    @classmethod
+    def from_text(cls, spec: AttentionSpec, kernel: Kernel, shared_bytes: int = 0) -> Self:
+        """The kernel whose text is written."""
+        return cls(
+            spec=spec,
+            name=kernel.name,
+            text=kernel.text(),
+            threads=kernel.threads,
+            shared_bytes=shared_bytes,
+            parameters=kernel.parameters,
+        )
+
 
 _MASK_STRIDES = ("mask_batch_stride", "mask_head_stride", "mask_row_stride")
 
@@ -157,3 +173,21 @@ def extra_parameters(spec: AttentionSpec) -> list[Parameter]:
 def head_map(name: str, dtype: str, time: str, rows: int) -> TensorMap:
     """The tensor map of queries, keys, values or results, in boxes of 64 numbers of some rows."""
     return TensorMap(name, dtype, ("head", time, "heads", "batch"), (HEAD_CHUNK, rows, 1, 1))
+
+
+def load_head_rows(
+    kernel: Kernel,
+    spec: AttentionSpec,
+    target: Value,
+    full: Value,
+    where: tuple[Value, Value, Value],
+    rows: int,
+    source: Value,
+) -> None:
+    """Start the copies of some rows of a head: one for each 64 of its numbers.
+
+    where: the first row, the head and the batch; full: the barrier that is told of the copies.
+    """
+    for chunk in range(spec.chunks):
+        place = target + chunk * rows * ROW_BYTES
+        bulk_load(kernel, source, [HEAD_CHUNK * chunk, *where], place, full)

@@ -28,8 +28,8 @@ _POINTERS = ("q", "k", "v", "sums", "dout", "delta")
 def exact_queries_kernel(spec: ExactSpec) -> TextKernel:
     """The kernel of the gradient of the queries."""
     out = TileBuilder("exact_gradient_of_queries", (*_POINTERS, "dq"), spec, blocks=2)
-    queries, cotangents = (out.dynamic_array(spec.across) for _ in range(2))
-    keys, values = out.dynamic_array(spec.either), out.dynamic_array(spec.across)
+    queries, cotangents = (out.dynamic_array(spec.across_floats) for _ in range(2))
+    keys, values = out.dynamic_array(spec.tile_floats), out.dynamic_array(spec.across_floats)
     turned = out.dynamic_array(spec.tile * spec.line)
     line, key_line, first = out.query_tile()
     for array, name in ((queries, "%q"), (cotangents, "%dout")):
@@ -99,8 +99,8 @@ def _of_score(
 def exact_keys_kernel(spec: ExactSpec) -> TextKernel:
     """The kernel of the gradients of keys and values; its tiles are tiles of keys."""
     out = TileBuilder("exact_gradient_of_keys", (*_POINTERS, "dk", "dv"), spec, blocks=2)
-    keys, values = (out.dynamic_array(spec.across) for _ in range(2))
-    queries, cotangents = (out.dynamic_array(spec.either) for _ in range(2))
+    keys, values = (out.dynamic_array(spec.across_floats) for _ in range(2))
+    queries, cotangents = (out.dynamic_array(spec.tile_floats) for _ in range(2))
     turned = out.dynamic_array(spec.tile * spec.line)
     first = out.mul(out.rem(out.block_number, "%tiles"), spec.tile)
     key_line = out.div(out.block_number, "%tiles")

@@ -24,7 +24,7 @@ __all__ = ["exact_forward_kernel"]
 def exact_forward_kernel(spec: ExactSpec) -> TextKernel:
     """The kernel: `out`, and `sums`, the logarithms of the sums of exponentials."""
     out = TileBuilder("exact_attention", ("q", "k", "v", "out", "sums"), spec, blocks=3)
-    queries, pairs = out.dynamic_array(spec.across), out.dynamic_array(spec.either)
+    queries, pairs = out.dynamic_array(spec.across_floats), out.dynamic_array(spec.tile_floats)
     weights = out.dynamic_array(spec.tile * spec.line)
     line, key_line, first = out.query_tile()
     out.load_across(queries, out.line_of("%q", line, "%queries"), first, "%queries")
@@ -65,8 +65,8 @@ def _powers(
         highest = top.value
         own = scores[0]
         for score in scores[1:]:
-            own = out.largest(own, score)
-        highest = out.largest(highest, out.over_row("max", own))
+            own = out.larger(own, score)
+        highest = out.larger(highest, out.over_row("max", own))
         is_nothing = out.put(f"fcmp oeq float {highest}, {LOWEST}", "i1")
         base = out.choose_float(is_nothing, "0.0", highest)
         factor = out.exp(out.floats("fsub", top.value, base))

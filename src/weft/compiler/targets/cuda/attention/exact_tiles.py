@@ -62,14 +62,14 @@ class ExactSpec:
         return self.tile * self.chunks + 4
 
     @property
-    def across(self) -> int:
+    def across_floats(self) -> int:
         """Floats of a tile with the summed axis outermost."""
         return self.head * self.line
 
     @property
-    def either(self) -> int:
+    def tile_floats(self) -> int:
         """Floats of a tile in either order."""
-        return max(self.across, self.tile * self.row)
+        return max(self.across_floats, self.tile * self.row)
 
 
 def float_text(value: float) -> str:
@@ -182,10 +182,10 @@ class TileBuilder(DeviceBuilder):
             given = f"i32 -1, i32 {bits}, i32 {distance}, i32 31"
             other = self.put(f"call i32 @llvm.nvvm.shfl.sync.bfly.i32({given})", "i32")
             number = self.put(f"bitcast i32 {other} to float", "float")
-            value = self.largest(value, number) if how == "max" else self.floats(how, value, number)
+            value = self.larger(value, number) if how == "max" else self.floats(how, value, number)
         return value
 
-    def largest(self, a: str, b: str) -> str:
+    def larger(self, a: str, b: str) -> str:
         """The larger of two numbers."""
         return self.call("llvm.maxnum.f32", f"float {a}", f"float {b}", result="float")
 

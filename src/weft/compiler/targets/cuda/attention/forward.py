@@ -23,6 +23,7 @@ from weft.compiler.targets.cuda.attention.description import (
     AttentionSpec,
     extra_parameters,
     head_map,
+    load_head_rows,
 )
 from weft.compiler.targets.cuda.attention.hidden_scores import HiddenScores
 from weft.compiler.targets.cuda.ptx_writer import (
@@ -38,7 +39,6 @@ from weft.compiler.targets.cuda.warpgroup import (
     ROW_BYTES,
     Ring,
     Thread,
-    bulk_load,
     bulk_store,
     descriptor,
     packed_pair,
@@ -86,14 +86,7 @@ def forward_kernel(spec: AttentionSpec, plan: ForwardPlan) -> AttentionKernel:
     """The kernel of attention: results `out`, and `sums`, the logs of the sums of exponentials."""
     writer = _Writer(spec, plan)
     writer.write()
-    return AttentionKernel(
-        spec=spec,
-        name=writer.kernel.name,
-        text=writer.kernel.text(),
-        threads=writer.kernel.threads,
-        shared_bytes=writer.memory.size,
-        parameters=writer.kernel.parameters,
-    )
+    return AttentionKernel.from_text(spec, writer.kernel, writer.memory.size)
 
 
 def forward_launch(
@@ -134,6 +127,8 @@ class _Tile:
 
 
 class _Writer:
+    """Writes the kernel: one warp copies, groups of four warps, the consumers, multiply."""
+
     def __init__(self, spec: AttentionSpec, plan: ForwardPlan) -> None:
         self.spec, self.plan = spec, plan
         self.memory = _Memory(spec, plan)
@@ -151,8 +146,9 @@ class _Writer:
         self.kernel = Kernel("attention", parameters, 128 * (plan.consumers + 1))
 
     def write(self) -> None:
+        """The whole kernel: barriers, then what the producer and the consumers do."""
         kernel, plan, memory = self.kernel, self.plan, self.memory
-        self.thread = kernel.special("tid.x")
+        self.thread = kernel.special_register("tid.x")
         self.heads, self.batch = kernel.parameter("heads"), kernel.parameter("batch")
         self.queries, self.keys = kernel.parameter("queries"), kernel.parameter("keys")
         self.offset = kernel.parameter("offset")
@@ -185,8 +181,8 @@ class _Writer:
         kernel, rows = self.kernel, self.plan.consumers * _QUERIES
         tiles_each = (self.queries + (rows - 1)) // rows
         all_heads = self.heads * self.batch
-        number = kernel.variable("u32", kernel.special("ctaid.x"), "tile")
-        blocks = kernel.special("nctaid.x")
+        number = kernel.variable("u32", kernel.special_register("ctaid.x"), "tile")
+        blocks = kernel.special_register("nctaid.x")
         with kernel.loop("tile") as loop:
             loop.stop_if(number >= tiles_each * all_heads)
             row = (tiles_each - number // all_heads - 1) * rows
@@ -201,6 +197,7 @@ class _Writer:
     # The producer.
 
     def _produce(self, tile: _Tile) -> None:
+        """Copy a tile's queries, then its keys and values, part by part from the last."""
         kernel, memory = self.kernel, self.memory
         maps = {name: kernel.parameter(name) for name in ("q", "k", "v")}
         key_head = tile.head // kernel.parameter("group")
@@ -208,7 +205,7 @@ class _Writer:
         for consumer in range(self.plan.consumers):
             place = self.shared + self.query_ring.stage * memory.tiles + consumer * memory.tile
             where = (tile.row + consumer * _QUERIES, tile.head, tile.batch)
-            self._copy(maps["q"], place, full, where, _QUERIES)
+            load_head_rows(kernel, self.spec, place, full, where, _QUERIES, maps["q"])
         self.query_ring.advance()
         part = kernel.variable("u32", tile.parts, "part")
         with kernel.loop("copy") as loop:
@@ -221,25 +218,13 @@ class _Writer:
                 full = ring.begin_fill(memory.part)
                 place = self.shared + start + ring.stage * memory.part
                 where = (part * self.part_keys, key_head, tile.batch)
-                self._copy(maps[name], place, full, where, self.part_keys)
+                load_head_rows(kernel, self.spec, place, full, where, self.part_keys, maps[name])
                 ring.advance()
-
-    def _copy(
-        self,
-        source: Value,
-        target: Value,
-        full: Value,
-        where: tuple[Value, Value, Value],
-        rows: int,
-    ) -> None:
-        """Copies of some rows of a head: one for each 64 of its numbers."""
-        for chunk in range(self.spec.chunks):
-            place = target + chunk * rows * ROW_BYTES
-            bulk_load(self.kernel, source, [64 * chunk, *where], place, full)
 
     # The consumers.
 
     def _prepare_consumer(self) -> None:
+        """Registers and barriers of a consumer."""
         kernel, memory = self.kernel, self.memory
         self.place = Thread.of_number(kernel, self.thread)
         self.leads_warp = self.place.lane.equals(0)
@@ -260,10 +245,12 @@ class _Writer:
                 kernel.do("bar.arrive", _TURN_BARRIER, 256)
 
     def _wait_for_turn(self) -> None:
+        """Wait until the consumer before has started its products, where they take turns."""
         if self.plan.turns:
             self.kernel.do("bar.sync", self.warpgroup + _TURN_BARRIER, 256)
 
     def _pass_turn(self) -> None:
+        """Let the next consumer start its products."""
         if self.plan.turns:
             following = (self.warpgroup + 1) % self.plan.consumers
             self.kernel.do("bar.arrive", following + _TURN_BARRIER, 256)
@@ -281,6 +268,7 @@ class _Writer:
         for value in self.out:
             kernel.assign(value, 0.0)
         self.hidden.begin(self.row, tile.batch, tile.head)
+        # The last part's scores by themselves, then each part beside the values of the one before.
         part = kernel.variable("u32", tile.parts - 1, "part")
         key_empty = self.key_ring.wait_full()
         self._wait_for_turn()
@@ -298,10 +286,12 @@ class _Writer:
             loop.stop_if(part.equals(0))
             kernel.assign(part, part - 1)
             self._one_part(part, limits)
+        # Where results are stored in the queries' place, these are free after that only.
         shares_place = self.memory.query_stages == 1
         if not shares_place:
             self._release(query_empty)
         self.query_ring.advance()
+        # What is left: the first part's values.
         value_empty = self.value_ring.wait_full()
         kernel.do("wgmma.fence.sync.aligned")
         self._start_out()
@@ -339,6 +329,7 @@ class _Writer:
         self._pack()
 
     def _release(self, empty: Value) -> None:
+        """Say that this warp has read a stage of a ring."""
         self.kernel.do("mbarrier.arrive.shared::cta.b64", "_", at(empty), when=self.leads_warp)
 
     def _start_scores(self) -> None:

@@ -28,8 +28,7 @@ from weft.compiler.targets.cuda.views import View, view_of
 from weft.core.types import TensorType
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
 from weft.ir.kinds import Elementwise
-from weft.ir.tracing import without_dead_nodes
-from weft.ir.walking import Tally
+from weft.ir.walking import Tally, without_dead_nodes
 from weft.ops.attention import attention, attention_gradient
 from weft.ops.control_call import call
 from weft.ops.movement import concatenate, reshape, slice_, transpose

@@ -29,16 +29,9 @@ from weft.compiler.targets.cuda.ptx_writer import (
 from weft.compiler.targets.cuda.warpgroup import packed_pair, unpacked_pair
 
 __all__ = [
-    "after_kernel",
-    "after_launch",
-    "before_kernel",
-    "before_launch",
-    "buffer_numbers",
-    "counter_numbers",
-    "pad_kernel",
-    "pad_launch",
-    "row_numbers",
-]
+    "after_kernel", "after_launch", "before_kernel", "before_launch", "buffer_numbers",
+    "counter_numbers", "pad_kernel", "pad_launch", "row_numbers",
+]  # fmt: skip
 
 _THREADS = 256
 _VECTOR = 8  # numbers of 16 bits that a thread reads at once
@@ -79,17 +72,6 @@ def _row_address(kernel: Kernel, name: str, batch: Value, head: Value, row: Valu
     return kernel.parameter(name) + index * 2
 
 
-def _finish_kernel(spec: AttentionSpec, kernel: Kernel) -> AttentionKernel:
-    return AttentionKernel(
-        spec=spec,
-        name=kernel.name,
-        text=kernel.text(),
-        threads=kernel.threads,
-        shared_bytes=0,
-        parameters=kernel.parameters,
-    )
-
-
 def before_launch(spec: AttentionSpec, sizes: AttentionSizes) -> AttentionLaunch:
     """The launch of the kernel before the pass."""
     lanes = row_numbers(spec, sizes) * spec.head // _VECTOR
@@ -109,7 +91,7 @@ def before_kernel(spec: AttentionSpec) -> AttentionKernel:
     ]
     kernel = Kernel("attention_rows", parameters, _THREADS)
     lanes, tile = spec.head // _VECTOR, tile_queries(spec)
-    index = kernel.special("ctaid.x") * _THREADS + kernel.special("tid.x")
+    index = kernel.special_register("ctaid.x") * _THREADS + kernel.special_register("tid.x")
     heads, queries = kernel.parameter("heads"), kernel.parameter("queries")
     padded = (queries + (tile - 1)) // tile * tile
     number, lane = index // lanes, index % lanes
@@ -130,7 +112,7 @@ def before_kernel(spec: AttentionSpec) -> AttentionKernel:
         total = total + kernel.let("f32", "shfl.sync.bfly.b32", total, distance, 31, -1)
         distance *= 2
     _store_rows(kernel, (line, row, number), inside, lane.equals(0), total)
-    return _finish_kernel(spec, kernel)
+    return AttentionKernel.from_text(spec, kernel)
 
 
 def _store_rows(
@@ -164,7 +146,7 @@ def pad_kernel(spec: AttentionSpec) -> AttentionKernel:
                   *map(Word, ("batch", "heads", "queries"))]  # fmt: skip
     kernel = Kernel("attention_padding", parameters, _THREADS)
     tile = tile_queries(spec)
-    number = kernel.special("ctaid.x") * _THREADS + kernel.special("tid.x")
+    number = kernel.special_register("ctaid.x") * _THREADS + kernel.special_register("tid.x")
     queries = kernel.parameter("queries")
     padded = (queries + (tile - 1)) // tile * tile
     line, row = number // padded, number % padded
@@ -180,7 +162,7 @@ def pad_kernel(spec: AttentionSpec) -> AttentionKernel:
     for name, value in (("logs", exponent), ("products", product)):
         place = kernel.address(kernel.parameter(name), number, 4)
         kernel.do("st.global.f32", at(place), value, when=exists)
-    return _finish_kernel(spec, kernel)
+    return AttentionKernel.from_text(spec, kernel)
 
 
 def after_launch(spec: AttentionSpec, sizes: AttentionSizes) -> AttentionLaunch:
@@ -194,7 +176,7 @@ def after_kernel(spec: AttentionSpec) -> AttentionKernel:
     parameters = [*_array("dq"), Pointer("buffer"), Pointer("counters"), *map(Word, words)]
     kernel = Kernel("attention_queries", parameters, 128)
     tile = tile_queries(spec)
-    half, thread = kernel.special("ctaid.x"), kernel.special("tid.x")
+    half, thread = kernel.special_register("ctaid.x"), kernel.special_register("tid.x")
     heads, queries = kernel.parameter("heads"), kernel.parameter("queries")
     tiles = (queries + (tile - 1)) // tile
     side, number = half & 1, half >> 1
@@ -226,4 +208,4 @@ def after_kernel(spec: AttentionSpec) -> AttentionKernel:
         kernel.do("st.global.v4.b32", at(place), braces(pairs), when=inside)
     counter = kernel.address(kernel.parameter("counters"), half, 4)
     kernel.do("st.global.u32", at(counter), 0, when=thread.equals(0))
-    return _finish_kernel(spec, kernel)
+    return AttentionKernel.from_text(spec, kernel)

@@ -41,14 +41,8 @@ from weft.core.errors import UnsupportedError
 from weft.core.records import frozen
 
 __all__ = [
-    "Launch",
-    "best_plan",
-    "estimated_cycles",
-    "kernel_of",
-    "launch",
-    "product_kernel",
-    "with_most_stages",
-]
+    "Launch", "best_plan", "estimated_cycles", "kernel_of", "launch", "with_most_stages",
+]  # fmt: skip
 
 _SHARED_BYTES = 227 * 1024  # of a block on Hopper
 _TILES = ((128, 256), (192, 192), (128, 192), (128, 128), (128, 64), (64, 256), (64, 128), (64, 64))
@@ -83,11 +77,6 @@ class Launch:
     words: dict[str, int]
     workspace_bytes: int = 0
     counters: int = 0
-
-
-def product_kernel(spec: ProductSpec, sizes: Sizes, multiprocessors: int = 132) -> ProductKernel:
-    """The kernel for a product of about these sizes; it is right for all others."""
-    return kernel_of(spec, best_plan(spec, sizes, multiprocessors))
 
 
 def kernel_of(spec: ProductSpec, plan: Plan) -> ProductKernel:

@@ -19,25 +19,10 @@ from weft.core.records import frozen
 from weft.ir.scalars import Scalar as Expression
 
 __all__ = [
-    "INTEGER_PAIRS",
-    "Apply",
-    "Combine",
-    "Compute",
-    "Constant",
-    "Keep",
-    "Matrix",
-    "Operand",
-    "Plan",
-    "ProductKernel",
-    "ProductSpec",
-    "Scalar",
-    "Sizes",
-    "Step",
-    "Sum",
-    "Vector",
-    "dtype_bytes",
+    "INTEGER_PAIRS", "Apply", "Combine", "Compute", "Constant", "Keep", "Matrix", "Operand", "Plan",
+    "ProductKernel", "ProductSpec", "Scalar", "Sizes", "Step", "Sum", "Vector", "dtype_bytes",
     "operands_of",
-]
+]  # fmt: skip
 
 
 INTEGER_PAIRS = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from weft.compiler.targets.cuda.products.description import (
     Apply,
@@ -18,6 +19,7 @@ from weft.compiler.targets.cuda.products.description import (
     Keep,
     Matrix,
     Operand,
+    Plan,
     ProductSpec,
     Scalar,
     Step,
@@ -27,12 +29,20 @@ from weft.compiler.targets.cuda.products.description import (
 )
 from weft.compiler.targets.cuda.products.expressions import write_expression
 from weft.compiler.targets.cuda.products.functions import scalar_function
-from weft.compiler.targets.cuda.ptx_writer import Kernel, Parameter, Value, at, braces
+from weft.compiler.targets.cuda.ptx_writer import (
+    Kernel,
+    Parameter,
+    Pointer,
+    Value,
+    Word,
+    at,
+    braces,
+)
 from weft.compiler.targets.cuda.warpgroup import packed_pair
 from weft.core.errors import UnsupportedError
 from weft.core.records import frozen
 
-__all__ = ["DirectEpilogue", "Fragment", "Tile"]
+__all__ = ["DirectEpilogue", "Fragment", "Tile", "operands_and_sizes"]
 
 BATCH = 4
 """Fragments whose instructions stand side by side: one warp alone must not wait for each result."""
@@ -46,6 +56,29 @@ class Tile:
     column: Value
     batch: Value | None
     number_n: Value  # of the tile along the columns
+
+    @classmethod
+    def at_number(
+        cls, number: Value, limits: tuple[Value, Value], spec: ProductSpec, plan: Plan
+    ) -> Self:
+        """The tile of a number: down the columns of a result of m by n, and batch by batch."""
+        m, n = limits
+        tiles_m = (m + (plan.tile_m - 1)) // plan.tile_m
+        tiles_n = (n + (plan.tile_n - 1)) // plan.tile_n
+        batch = number // (tiles_m * tiles_n) if spec.batched else None
+        within = number % (tiles_m * tiles_n) if spec.batched else number
+        number_n = within // tiles_m
+        return cls((within % tiles_m) * plan.tile_m, number_n * plan.tile_n, batch, number_n)
+
+
+def operands_and_sizes(spec: ProductSpec, others: Sequence[Parameter]) -> list[Parameter]:
+    """Parameters of a product whose operands are read by addresses, with others in between."""
+    found: list[Parameter] = []
+    for name in ("a", "b"):
+        strides = [f"{name}_stride", *([f"{name}_batch_stride"] if spec.batched else [])]
+        found += [Pointer(name), *map(Word, strides)]
+    sizes = ["m", "n", "k", *(["batch"] if spec.batched else [])]
+    return [*found, *others, *map(Word, sizes)]
 
 
 @frozen(slots=False)

@@ -97,6 +97,8 @@ def describe_fused(graph: Graph) -> Fused:
 
 
 class _Description:
+    """Reads a graph of one product and what follows it as a product with an epilogue."""
+
     def __init__(self, graph: Graph) -> None:
         products = [node for node in graph.nodes if node.primitive is dot]
         if len(products) != 1:
@@ -113,6 +115,7 @@ class _Description:
         self.positions = {variable: k for k, variable in enumerate(graph.inputs)}
 
     def describe(self) -> Fused:
+        """The product and its steps; `Unsupported` where the kernel has none for them."""
         self._check_shape()
         sums = [each for each in self.graph.outputs if self._is_sum(each)]
         matrices = [each for each in self.graph.outputs if each not in sums]

@@ -32,8 +32,7 @@ from weft.core.records import frozen
 from weft.core.types import TensorType
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
 from weft.ir.kinds import Movement
-from weft.ir.tracing import without_dead_nodes
-from weft.ir.walking import Tally
+from weft.ir.walking import Tally, without_dead_nodes
 from weft.ops.contraction import dot
 from weft.ops.control_call import call
 from weft.ops.conversion import convert

@@ -18,7 +18,7 @@ from weft.compiler.targets.cuda.products.description import (
     ProductSpec,
     dtype_bytes,
 )
-from weft.compiler.targets.cuda.products.direct import DirectEpilogue, Tile
+from weft.compiler.targets.cuda.products.direct import DirectEpilogue, Tile, operands_and_sizes
 from weft.compiler.targets.cuda.products.epilogue import EpilogueLayout
 from weft.compiler.targets.cuda.ptx_writer import (
     Kernel,
@@ -170,6 +170,8 @@ class _Operand:
 
 
 class _Writer:
+    """Writes the kernel: a tile of 16 × 16 threads, each with fours of rows and columns."""
+
     def __init__(self, spec: ProductSpec, plan: Plan) -> None:
         self.spec, self.plan = spec, plan
         self.layout = EpilogueLayout(spec, plan)
@@ -183,24 +185,21 @@ class _Writer:
 
     @property
     def shared_bytes(self) -> int:
+        """What two parts of both operands take."""
         lines = self.plan.tile_m + self.plan.tile_n + 2 * _PADDING
         return 2 * PLAIN_DEPTH * 4 * lines
 
     def _parameter_list(self) -> list[Parameter]:
-        found: list[Parameter] = []
-        for name in ("a", "b"):
-            strides = [f"{name}_stride", *([f"{name}_batch_stride"] if self.spec.batched else [])]
-            found += [Pointer(name), *map(Word, strides)]
-        sizes = ["m", "n", "k", *(["batch"] if self.spec.batched else [])]
-        shared: list[Parameter] = []
+        found = operands_and_sizes(self.spec, self.layout.parameters)
         if self.plan.split:
-            sizes += ["parts", "run"]
-            shared = [Pointer("workspace"), Pointer("counters")]
-        return [*found, *self.layout.parameters, *map(Word, sizes), *shared]
+            found += [Word("parts"), Word("run"), Pointer("workspace"), Pointer("counters")]
+        return found
 
     def write(self) -> None:
+        """The whole kernel."""
         kernel, plan, spec = self.kernel, self.plan, self.spec
-        self.thread, self.block = kernel.special("tid.x"), kernel.special("ctaid.x")
+        self.thread = kernel.special_register("tid.x")
+        self.block = kernel.special_register("ctaid.x")
         self.m, self.n, self.k = (kernel.parameter(name) for name in ("m", "n", "k"))
         self.first_depth, self.last_depth = kernel.variable("u32", 0), self.k
         tile = self.block
@@ -209,12 +208,7 @@ class _Writer:
             tile = self.block // self.parts
             self.first_depth = (self.block % self.parts) * run * PLAIN_DEPTH
             self.last_depth = self.k.minimum(self.first_depth + run * PLAIN_DEPTH)
-        tiles_m = (self.m + (plan.tile_m - 1)) // plan.tile_m
-        tiles_n = (self.n + (plan.tile_n - 1)) // plan.tile_n
-        batch = tile // (tiles_m * tiles_n) if spec.batched else None
-        within = tile % (tiles_m * tiles_n) if spec.batched else tile
-        number_n = within // tiles_m
-        where = Tile((within % tiles_m) * plan.tile_m, number_n * plan.tile_n, batch, number_n)
+        where = Tile.at_number(tile, (self.m, self.n), spec, plan)
         row, column = (self.thread // 16) * 4, (self.thread % 16) * 4
         sums = self._sums(where, row, column)
         finish = kernel.label("finish")

@@ -141,8 +141,8 @@ class ProductWriter:
     def write(self) -> None:
         """Write all of it."""
         kernel, plan = self.kernel, self.plan
-        self.thread = kernel.special("tid.x")
-        self.block = kernel.special("ctaid.x")
+        self.thread = kernel.special_register("tid.x")
+        self.block = kernel.special_register("ctaid.x")
         self.m, self.n, self.k = (kernel.parameter(name) for name in ("m", "n", "k"))
         self.shared = kernel.shared_memory()
         self.ring = Ring.at_first_stage(kernel, self.shared + self.memory.ring, plan.stages)
@@ -196,7 +196,7 @@ class ProductWriter:
             return
         kernel = self.kernel
         tile = kernel.variable("u32", self.block, "tile")
-        blocks = kernel.special("nctaid.x")
+        blocks = kernel.special_register("nctaid.x")
         with kernel.loop("tile") as loop:
             loop.stop_if(tile >= self.tiles)
             write(self.unit(tile, 0, self.steps))
@@ -205,7 +205,7 @@ class ProductWriter:
     def _for_each_second_unit(self, write: Callable[[Unit], None]) -> None:
         """The tiles of one of two consumers; the stages between them are the other's."""
         kernel = self.kernel
-        blocks = kernel.special("nctaid.x")
+        blocks = kernel.special_register("nctaid.x")
         tile = kernel.variable("u32", self.block + blocks * self.warpgroup, "tile")
         self.ring.skip(self.steps * self.warpgroup)
         with kernel.loop("tile") as loop:
@@ -219,7 +219,7 @@ class ProductWriter:
         kernel = self.kernel
         parts, run = kernel.parameter("parts"), kernel.parameter("run")
         number = kernel.variable("u32", self.block, "unit")
-        blocks = kernel.special("nctaid.x")
+        blocks = kernel.special_register("nctaid.x")
         with kernel.loop("unit") as loop:
             loop.stop_if(number >= self.tiles * parts)
             first = (number % parts) * run

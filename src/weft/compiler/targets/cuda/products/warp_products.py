@@ -21,15 +21,12 @@ from weft.compiler.targets.cuda.products.description import (
     ProductSpec,
     dtype_bytes,
 )
-from weft.compiler.targets.cuda.products.direct import DirectEpilogue, Tile
+from weft.compiler.targets.cuda.products.direct import DirectEpilogue, Tile, operands_and_sizes
 from weft.compiler.targets.cuda.products.epilogue import EpilogueLayout
 from weft.compiler.targets.cuda.ptx_writer import (
     Kernel,
     Operand,
-    Parameter,
-    Pointer,
     Value,
-    Word,
     at,
     braces,
 )
@@ -172,12 +169,13 @@ class _Operand:
 
 
 class _Writer:
+    """Writes the kernel: all warps of a block share a ring of operands, and part a tile."""
+
     def __init__(self, spec: ProductSpec, plan: Plan) -> None:
         self.spec, self.plan = spec, plan
         self.layout = EpilogueLayout(spec, plan)
-        self.kernel = Kernel(
-            "warp_product", self._parameter_list(), _THREADS, target="sm_80"
-        )  # fmt: skip
+        parameters = operands_and_sizes(spec, self.layout.parameters)
+        self.kernel = Kernel("warp_product", parameters, _THREADS, target="sm_80")
         self.warps = _WARPS[plan.tile_m]
         self.warp_rows, self.warp_columns = (
             plan.tile_m // self.warps[0], plan.tile_n // self.warps[1],
@@ -185,33 +183,22 @@ class _Writer:
 
     @property
     def stage_bytes(self) -> int:
+        """What both operands take in one stage of the ring."""
         return (self.plan.tile_m + self.plan.tile_n) * _ROW_BYTES
 
-    def _parameter_list(self) -> list[Parameter]:
-        found: list[Parameter] = []
-        for name in ("a", "b"):
-            strides = [f"{name}_stride", *([f"{name}_batch_stride"] if self.spec.batched else [])]
-            found += [Pointer(name), *map(Word, strides)]
-        sizes = ["m", "n", "k", *(["batch"] if self.spec.batched else [])]
-        return [*found, *self.layout.parameters, *map(Word, sizes)]
-
     def write(self) -> None:
+        """The whole kernel."""
         kernel, plan, spec = self.kernel, self.plan, self.spec
-        thread, block = kernel.special("tid.x"), kernel.special("ctaid.x")
+        thread, block = kernel.special_register("tid.x"), kernel.special_register("ctaid.x")
         self.m, self.n, self.k = (kernel.parameter(name) for name in ("m", "n", "k"))
-        tiles_m = (self.m + (plan.tile_m - 1)) // plan.tile_m
-        tiles_n = (self.n + (plan.tile_n - 1)) // plan.tile_n
-        batch = block // (tiles_m * tiles_n) if spec.batched else None
-        within = block % (tiles_m * tiles_n) if spec.batched else block
-        number_n = within // tiles_m
-        tile = Tile((within % tiles_m) * plan.tile_m, number_n * plan.tile_n, batch, number_n)
+        tile = Tile.at_number(block, (self.m, self.n), spec, plan)
         shared = kernel.shared_memory()
         size = dtype_bytes(spec.dtype)
         a = _Operand(kernel, "a", size, plan.tile_m, spec.transpose_a, shared)
         b_place = shared + plan.tile_m * _ROW_BYTES
         b = _Operand(kernel, "b", size, plan.tile_n, not spec.transpose_b, b_place)
-        a.prepare(thread, tile.row, self.m, batch)
-        b.prepare(thread, tile.column, self.n, batch)
+        a.prepare(thread, tile.row, self.m, tile.batch)
+        b.prepare(thread, tile.column, self.n, tile.batch)
         self.lane, warp = thread % 32, thread // 32
         self.first_row = (warp % self.warps[0]) * self.warp_rows
         self.first_column = (warp // self.warps[0]) * self.warp_columns

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.threads import same_result_for_all_threads
 
 import weft as wf
-from weft.compiler.lowering.nodes import SINGLES
+from weft.compiler.lowering.nodes import NODE_KERNELS
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.runtime.program import Program
 from weft.compiler.targets.cpu.target import compile_program
@@ -83,7 +84,7 @@ COMPILED = sorted(
 
 
 def test_what_has_a_kernel_is_among_what_is_compiled() -> None:
-    assert set(SINGLES) - set(COMPILED) == {"bitcast"}
+    assert set(NODE_KERNELS) - set(COMPILED) == {"bitcast"}
 
 
 @pytest.mark.parametrize("name", [*COMPILED, "bitcast"])
@@ -383,13 +384,7 @@ def test_the_same_bits_for_any_number_of_threads(case: str, rng: np.random.Gener
     if name == "scatter_add":
         operands.append(rng.integers(0, 40, 500))
     program = program_of(name, operands, params)
-    before = wf.get_num_threads()
-    results = set()
-    for threads in (1, 2, 3, 5):
-        wf.set_num_threads(threads)
-        results.add(program.run(operands)[0].tobytes())
-    wf.set_num_threads(before)
-    assert len(results) == 1
+    same_result_for_all_threads(lambda: program.run(operands), (1, 2, 3, 5))
 
 
 def lenet(x: Tensor, *weights: Tensor) -> Tensor:
