@@ -20,7 +20,6 @@ from weft.compiler.targets.cpu.engine import (
     emit_object,
     load_object,
 )
-from weft.compiler.targets.cpu.machine import WIDTHS
 from weft.compiler.targets.llvm.instructions import TABLE
 from weft.core.dtypes import (
     DTYPES,
@@ -44,6 +43,7 @@ Array = np.ndarray[Any, Any]
 REAL = tuple(d for d in DTYPES if not d.is_complex)
 EDGES = (0, 1, 2, 15, 16, 17, 63, 64, 65, 67, 131)
 COUNT = 67
+WIDTHS = (1, 2, 4, 8, 16)
 CONSTRUCTOR = {"and": scalars.and_, "or": scalars.or_, "not": scalars.not_}
 
 
