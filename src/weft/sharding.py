@@ -23,6 +23,7 @@ from weft.compiler.memory_budget.search import parse_bytes
 from weft.core.records import frozen
 from weft.core.shapes import Unifier
 from weft.core.types import TensorType
+from weft.divided_graph import DividedGraph
 from weft.ir.dispatch import apply
 from weft.ir.graph import Graph
 from weft.ir.sharding import REPLICATED, Partial, Placement, Replicated, Split, local_type
@@ -31,13 +32,7 @@ from weft.ops.operands import as_tensor
 from weft.ops.sharding_mark import shard_mark
 from weft.transforms.sharding.costs import Costs
 from weft.transforms.sharding.partition import Partitioned, partition_graph
-from weft.transforms.sharding.shell import (
-    Kept,
-    cut_part,
-    device_graph,
-    gather_whole,
-    lockstep_graph,
-)
+from weft.transforms.sharding.shell import Kept, cut_part, gather_whole, lockstep_graph
 from weft.transforms.sharding.simulation import Event, Simulated, simulate_step
 from weft.transforms.sharding.strategies import has_rule
 from weft.transforms.sharding.transfers import Transfer
@@ -144,15 +139,33 @@ class PartitionedJit(Jit):
         outside = [read() for read in self._outside or ()]
         names = names_of(self._f, (call.args, call.kwargs, outside), recording)
         graph = recording.graph
-        inputs, outputs = self._place(graph, names, _next_values(recording))
-        done = partition_graph(graph, self._mesh, inputs, outputs)
-        if self._has_groups():
-            device = device_graph(done, graph, self._sizes, self._kept_places(call, recording))
-        else:
-            device = lockstep_graph(done, graph, self._sizes)
+        next_values = _next_values(recording)
+        inputs, outputs = self._place(graph, names, next_values)
+        rows_in = self._rows(inputs, len(graph.inputs))
+        rows_out = self._rows(outputs, len(graph.outputs))
+        kept = self._kept_places(call, recording)
+        for place in kept[0]:
+            part = self._part_of(recording.sources[place].owner(call.handles))
+            assert part is not None
+            rows_in[place] = part.placements
+        for place in kept[1]:
+            replaced = next_values[place]
+            rows_out[place] = rows_out[place] if replaced is None else rows_in[replaced]
+        divided = DividedGraph(graph, self._mesh, rows_in, rows_out, kept)
+        has_groups = self._has_groups()
+        device = (
+            divided.program
+            if has_groups
+            else lockstep_graph(divided.partitioned, graph, self._sizes)
+        )
         compiled = super()._make_program(call, types, replace(recording, graph=device), reason)
-        self._divided[call.key] = done, recording, names
+        compiled.derivative = divided if has_groups else None
+        self._divided[call.key] = divided.partitioned, recording, names
         return compiled
+
+    def _rows(self, placements: Placements, count: int) -> list[Mapping[str, Placement | None]]:
+        """Placements by value in place of by mesh axis."""
+        return [{axis: placements[axis][i] for axis in self._mesh} for i in range(count)]
 
     def _kept_places(self, call: Call, recording: Recording) -> Kept:
         """The inputs and outputs of which this process holds its part alone."""
