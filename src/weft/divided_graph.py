@@ -30,6 +30,7 @@ from weft.ops.control import (
     moving_outputs,
     place_marked,
     select_marked,
+    shows_nothing,
     tangent_graph,
 )
 from weft.transforms.custom import Rule, custom
@@ -59,6 +60,7 @@ class DividedGraph:
     ) -> None:
         self.whole, self.mesh, self.kept = whole, mesh, kept
         self.inputs, self.outputs = inputs, outputs
+        self.is_silent = shows_nothing(whole)
         self.primitive = custom
         self.params = {"rule": Rule("partition", self._push, self._pull)}
 

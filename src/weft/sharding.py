@@ -38,9 +38,10 @@ from weft.transforms.sharding.strategies import has_rule
 from weft.transforms.sharding.transfers import Transfer
 
 __all__ = [
-    "REPLICATED", "Costs", "Event", "Partial", "Partitioned", "PartitionedJit", "Placement",
-    "RecordedStep", "Replicated", "Simulated", "Split", "Transfer", "argument_names", "has_rule",
-    "local_type", "mark", "parse_bytes", "partition_graph", "record_step", "simulate_step",
+    "REPLICATED", "Costs", "Event", "KeptPart", "Partial", "Partitioned", "PartitionedJit",
+    "Placement", "RecordedStep", "Replicated", "Simulated", "Split", "Transfer", "argument_names",
+    "has_rule", "local_type", "mark", "parse_bytes", "partition_graph", "record_step",
+    "simulate_step",
 ]  # fmt: skip
 
 Placements = Mapping[str, Sequence[Placement | None]]
@@ -62,7 +63,8 @@ class PartitionedJit(Jit):
     """A compiled function whose graph is divided among the devices of a mesh.
 
     Arguments and results are whole values, apart from handles that `scatter` has left the part of
-    this process. `mesh` are the mesh axes, with their sizes and costs.
+    this process. `mesh` are the mesh axes, with their sizes and costs. kept: handles that
+    hold parts already, by identity; several functions may share them.
     """
 
     def __init__(
@@ -71,12 +73,13 @@ class PartitionedJit(Jit):
         mesh: Mapping[str, tuple[int, Costs]],
         place: PlaceValues,
         has_groups: Callable[[], bool],
+        kept: dict[int, KeptPart] | None = None,
     ) -> None:
         super().__init__(f)
         self._mesh, self._place, self._has_groups = mesh, place, has_groups
         self._sizes = {name: count for name, (count, _) in mesh.items()}
         self._divided: dict[Any, tuple[Partitioned, Recording, Names]] = {}
-        self._kept: dict[int, KeptPart] = {}
+        self._kept = {} if kept is None else kept
 
     def partitioned(self, *args: Any, **kwargs: Any) -> tuple[Partitioned, Sequence[str]]:
         """The program of one device for a call with these arguments, and its inputs' names."""

@@ -372,13 +372,15 @@ def test_backward_through_a_partitioned_function_gives_the_gradients_of_the_whol
         return (wf.relu(x @ w) ** 2).mean()
 
     def run_rank(engine: Any) -> Any:
-        with bound_groups({"data": engine}):
-            return gradients(partition(loss, Mesh(data=2), [replicated, split(0)]))
+        with bound_groups({"data": engine}), wf.settings.changed(compiler=is_compiled):
+            parallel = partition(loss, Mesh(data=2), [replicated, split(0)])
+            found = gradients(parallel)
+            (made,) = parallel._jit._compiled.values()
+            assert bool(made._taped) == is_compiled  # the way back does not go forward again
+            return found
 
     wanted = gradients(loss)
-    with wf.settings.changed(compiler=is_compiled):
-        everywhere = run_threads(run_rank, 2)
-    for found in everywhere:
+    for found in run_threads(run_rank, 2):
         for one, other in zip(found, wanted, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 

@@ -264,7 +264,7 @@ class Compiled:
             and settings.compiler
             and not OBSERVERS
             and not rewrites()
-            and self.is_silent
+            and (self.is_silent if self.derivative is None else self.derivative.is_silent)
         )
 
     def _traced_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:

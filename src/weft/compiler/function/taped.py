@@ -247,6 +247,8 @@ class GraphDerivative(Protocol):
     The program of one process of many is such a graph: what others do with its results counts.
     """
 
+    is_silent: bool
+    """Whether a run shows nothing beside values."""
     primitive: Primitive
     params: dict[str, Any]
     """The operation that the graph is where it is not a call, and its parameters beside the graph.
