@@ -89,6 +89,7 @@ def is_split(name: str) -> bool:
 # --- steps of one's own --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -145,6 +146,7 @@ def _train_plain(**options: Any) -> tuple[list[float], Any, Any]:
     return losses, model, optimizer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("zero", "clip_norm"), [(0, 0.1), (1, 0.1), (2, None)])
 def test_stages_model_and_data_train_as_one_process(zero: int, clip_norm: float | None) -> None:
     _, plain, _ = _train_plain(clip_norm=clip_norm)
@@ -165,6 +167,7 @@ def test_stages_model_and_data_train_as_one_process(zero: int, clip_norm: float 
             np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_weights_are_whole_after_gathering_and_parts_again_in_the_next_step() -> None:
     losses, plain, kept = _train_plain()
     state = kept.state_dict()
@@ -231,6 +234,7 @@ def test_a_split_weight_that_two_stages_share_gets_both_gradients() -> None:
         assert norm == pytest.approx(float(np.linalg.norm(expected)), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_float16_steps_are_skipped_where_one_part_is_not_finite() -> None:
     def run_rank() -> tuple[float, int]:
         pipeline = distributed.Pipeline(make_model(), loss_of, micro_batches=2, plan=PLAN)
@@ -308,6 +312,19 @@ def test_processes_along_model_that_are_given_other_things_are_told(rows: list[i
 
     for text in distributed.run_threads(run_rank, 4, MESH):
         assert "a step of a pipeline along model" in text
+
+
+def test_processes_with_other_plans_are_told_what_each_splits() -> None:
+    def run_rank() -> str:
+        place = int(distributed.axis_index("model").item())
+        plan = {"*.up.weight": split(place)}
+        with pytest.raises(wf.ProcessError, match="processes disagree") as caught:
+            distributed.Pipeline(make_model(), loss_of, plan=plan)
+        return str(caught.value)
+
+    for text in distributed.run_threads(run_rank, 4, MESH):
+        assert "splits along model: 1.up.weight 0" in text
+        assert "splits along model: 1.up.weight 1" in text
 
 
 # --- the trainer ---------------------------------------------------------------------------------

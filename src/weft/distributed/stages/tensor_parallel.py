@@ -46,12 +46,14 @@ class TensorParallel:
         for pattern in plan:
             if not any(match_plan({pattern: None}, name)[0] for name in names):
                 raise unknown_pattern("distributed.Pipeline", pattern, names)
-        self._split: list[tuple[wf.Tensor, int]] = []
+        axes = [self._split_axis(plan, name, parameter) for name, parameter in parameters]
+        split = [
+            (pair, axis) for pair, axis in zip(parameters, axes, strict=True) if axis is not None
+        ]
+        shown = ", ".join(f"{name} {axis}" for (name, _), axis in split)
+        group.compare(f"a pipeline that splits along {mesh_axis}: {shown}")
+        self._split = [(parameter, axis) for (_, parameter), axis in split if self.size > 1]
         self._kept: dict[int, KeptPart] = {}
-        for name, parameter in parameters:
-            axis = self._split_axis(plan, name, parameter)
-            if axis is not None and self.size > 1:
-                self._split.append((parameter, axis))
 
     def _split_axis(self, plan: Mapping[str, Any], name: str, parameter: wf.Tensor) -> int | None:
         """Which axis of a parameter the plan splits, if any."""
