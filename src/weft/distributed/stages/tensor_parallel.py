@@ -145,7 +145,7 @@ class TensorParallel:
         """Raise an error on all processes along the axis where they are given other things."""
         leaves = [leaf for leaf in wf.tree.leaves(batch) if hasattr(leaf, "shape")]
         shapes = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
-        key = wf.random.get_state()[0]
+        key = wf.random.get_state()[0].tolist()
         self.group.compare(f"a step of a pipeline along {self.mesh_axis}: {shapes}, seed {key}")
 
 
