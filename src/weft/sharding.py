@@ -23,6 +23,7 @@ from weft.compiler.memory_budget.search import parse_bytes
 from weft.core.records import frozen
 from weft.core.shapes import Unifier
 from weft.core.types import TensorType
+from weft.divided_graph import DividedGraph
 from weft.ir.dispatch import apply
 from weft.ir.graph import Graph
 from weft.ir.sharding import REPLICATED, Partial, Placement, Replicated, Split, local_type
@@ -31,21 +32,16 @@ from weft.ops.operands import as_tensor
 from weft.ops.sharding_mark import shard_mark
 from weft.transforms.sharding.costs import Costs
 from weft.transforms.sharding.partition import Partitioned, partition_graph
-from weft.transforms.sharding.shell import (
-    Kept,
-    cut_part,
-    device_graph,
-    gather_whole,
-    lockstep_graph,
-)
+from weft.transforms.sharding.shell import Kept, cut_part, gather_whole, lockstep_graph
 from weft.transforms.sharding.simulation import Event, Simulated, simulate_step
 from weft.transforms.sharding.strategies import has_rule
 from weft.transforms.sharding.transfers import Transfer
 
 __all__ = [
-    "REPLICATED", "Costs", "Event", "Partial", "Partitioned", "PartitionedJit", "Placement",
-    "RecordedStep", "Replicated", "Simulated", "Split", "Transfer", "argument_names", "has_rule",
-    "local_type", "mark", "parse_bytes", "partition_graph", "record_step", "simulate_step",
+    "REPLICATED", "Costs", "Event", "KeptPart", "Partial", "Partitioned", "PartitionedJit",
+    "Placement", "RecordedStep", "Replicated", "Simulated", "Split", "Transfer", "argument_names",
+    "has_rule", "local_type", "mark", "parse_bytes", "partition_graph", "record_step",
+    "simulate_step",
 ]  # fmt: skip
 
 Placements = Mapping[str, Sequence[Placement | None]]
@@ -67,7 +63,8 @@ class PartitionedJit(Jit):
     """A compiled function whose graph is divided among the devices of a mesh.
 
     Arguments and results are whole values, apart from handles that `scatter` has left the part of
-    this process. `mesh` are the mesh axes, with their sizes and costs.
+    this process. `mesh` are the mesh axes, with their sizes and costs. kept: handles that
+    hold parts already, by identity; several functions may share them.
     """
 
     def __init__(
@@ -76,12 +73,13 @@ class PartitionedJit(Jit):
         mesh: Mapping[str, tuple[int, Costs]],
         place: PlaceValues,
         has_groups: Callable[[], bool],
+        kept: dict[int, KeptPart] | None = None,
     ) -> None:
         super().__init__(f)
         self._mesh, self._place, self._has_groups = mesh, place, has_groups
         self._sizes = {name: count for name, (count, _) in mesh.items()}
         self._divided: dict[Any, tuple[Partitioned, Recording, Names]] = {}
-        self._kept: dict[int, KeptPart] = {}
+        self._kept = {} if kept is None else kept
 
     def partitioned(self, *args: Any, **kwargs: Any) -> tuple[Partitioned, Sequence[str]]:
         """The program of one device for a call with these arguments, and its inputs' names."""
@@ -144,15 +142,33 @@ class PartitionedJit(Jit):
         outside = [read() for read in self._outside or ()]
         names = names_of(self._f, (call.args, call.kwargs, outside), recording)
         graph = recording.graph
-        inputs, outputs = self._place(graph, names, _next_values(recording))
-        done = partition_graph(graph, self._mesh, inputs, outputs)
-        if self._has_groups():
-            device = device_graph(done, graph, self._sizes, self._kept_places(call, recording))
-        else:
-            device = lockstep_graph(done, graph, self._sizes)
+        next_values = _next_values(recording)
+        inputs, outputs = self._place(graph, names, next_values)
+        rows_in = self._rows(inputs, len(graph.inputs))
+        rows_out = self._rows(outputs, len(graph.outputs))
+        kept = self._kept_places(call, recording)
+        for place in kept[0]:
+            part = self._part_of(recording.sources[place].owner(call.handles))
+            assert part is not None
+            rows_in[place] = part.placements
+        for place in kept[1]:
+            replaced = next_values[place]
+            rows_out[place] = rows_out[place] if replaced is None else rows_in[replaced]
+        divided = DividedGraph(graph, self._mesh, rows_in, rows_out, kept)
+        has_groups = self._has_groups()
+        device = (
+            divided.program
+            if has_groups
+            else lockstep_graph(divided.partitioned, graph, self._sizes)
+        )
         compiled = super()._make_program(call, types, replace(recording, graph=device), reason)
-        self._divided[call.key] = done, recording, names
+        compiled.derivative = divided if has_groups else None
+        self._divided[call.key] = divided.partitioned, recording, names
         return compiled
+
+    def _rows(self, placements: Placements, count: int) -> list[Mapping[str, Placement | None]]:
+        """Placements by value in place of by mesh axis."""
+        return [{axis: placements[axis][i] for axis in self._mesh} for i in range(count)]
 
     def _kept_places(self, call: Call, recording: Recording) -> Kept:
         """The inputs and outputs of which this process holds its part alone."""

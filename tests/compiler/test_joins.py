@@ -61,6 +61,17 @@ def test_parts_of_different_sizes_change_one_value() -> None:
     assert [bool(call.updates) for call in program.plan.launches] == [False, True, *packing, False]
 
 
+@pytest.mark.parametrize("count", [16, 17, 60])
+def test_however_many_parts_there_are_none_asks_which_it_belongs_to(count: int) -> None:
+    """As gradients that travel together: with a comparison for each part, time was quadratic."""
+    arrays = [normal(3 + i % 5, 40) if i % 2 else normal(600 + i) for i in range(count)]
+
+    def f(*parts: wf.Tensor) -> tuple[wf.Tensor, ...]:
+        return (wf.concatenate([part.reshape(-1) for part in parts]),)
+
+    assert len(checked(f, *arrays).plan.launches) == count
+
+
 def test_what_reads_a_join_waits_for_all_its_parts() -> None:
     def f(a: wf.Tensor, b: wf.Tensor) -> tuple[wf.Tensor, ...]:
         joined = wf.concatenate([wf.exp(a), wf.sin(b), wf.cos(a)], axis=1)

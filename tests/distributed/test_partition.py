@@ -326,6 +326,65 @@ def test_processes_compute_their_parts_and_agree_with_lockstep() -> None:
         assert shape == (8, 4)
 
 
+TAKES: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    "grad": lambda f: wf.grad(lambda w, x: (f(w, x) ** 3).sum(), argnums=(0, 1)),
+    "compiled grad": lambda f: wf.jit(wf.grad(lambda w, x: (f(w, x) ** 3).sum(), argnums=(0, 1))),
+    "jvp": lambda f: lambda w, x: wf.jvp(f, (w, x), (x.T, wf.cos(x))),
+    "second order": lambda f: wf.grad(
+        lambda w, x: (wf.grad(lambda w: (f(w, x) ** 3).sum())(w) ** 2).sum(), argnums=(0, 1)
+    ),
+    "some of the results": lambda f: wf.grad(lambda w, x: f(w, x)[1:, :3].sum()),
+}
+
+
+@pytest.mark.parametrize("name", TAKES)
+@pytest.mark.parametrize("out", [None, replicated, split(0)], ids=str)
+def test_derivatives_of_a_partitioned_function_are_of_whole_values_on_every_process(
+    name: str, out: Any
+) -> None:
+    """A device's program, differentiated by itself, would count each result once a device."""
+    w, x = numbers(4, 8), numbers(8, 4, seed=1)
+    f = lambda w, x: wf.tanh(x @ w) @ w.T  # noqa: E731
+    wanted = wf.tree.leaves(TAKES[name](f)(w, x))
+
+    def run_rank(engine: Any) -> Any:
+        with bound_groups({"model": engine}):
+            parallel = partition(f, Mesh(model=2), [split(1), replicated], out)
+            return wf.tree.leaves(TAKES[name](parallel)(w, x))
+
+    for found in run_threads(run_rank, 2):
+        for one, other in zip(found, wanted, strict=True):
+            assert_close(one, other)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_backward_through_a_partitioned_function_gives_the_gradients_of_the_whole(
+    is_compiled: bool,
+) -> None:
+    def gradients(f: Callable[..., Any]) -> list[np.ndarray]:
+        w, x = numbers(4, 8), numbers(8, 4, seed=1)
+        w.requires_grad_(True)
+        x.requires_grad_(True)
+        f(w, x).backward()
+        return [w.grad.numpy(), x.grad.numpy()]
+
+    def loss(w: wf.Tensor, x: wf.Tensor) -> wf.Tensor:
+        return (wf.relu(x @ w) ** 2).mean()
+
+    def run_rank(engine: Any) -> Any:
+        with bound_groups({"data": engine}), wf.settings.changed(compiler=is_compiled):
+            parallel = partition(loss, Mesh(data=2), [replicated, split(0)])
+            found = gradients(parallel)
+            (made,) = parallel._jit._compiled.values()
+            assert bool(made._taped) == is_compiled  # the way back does not go forward again
+            return found
+
+    wanted = gradients(loss)
+    for found in run_threads(run_rank, 2):
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
 def small_network() -> tuple[Any, Any]:
     rows = iter(range(4))
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))

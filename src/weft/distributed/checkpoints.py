@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import weft as wf
-from weft.distributed.parameters import is_part, part_of, whole_shape
+from weft.distributed.parameters import is_part, is_tensor_part, part_of, whole_shape
 from weft.distributed.process_group import is_initialized, world
 from weft.optim.states import named_tensors, parameters_of_slots
 from weft.train.checkpoints import (
@@ -177,6 +177,9 @@ def _place() -> tuple[int, int]:
 
 def _entries(model: Any, optimizer: Any) -> Iterator[_Entry]:
     """All tensors that training goes on from."""
+    has_stages = optimizer is not None and getattr(optimizer.sharing, "stage_axis", None)
+    if has_stages or any(is_tensor_part(parameter) for parameter in model.parameters()):
+        raise _no_stages()
     handles = {**dict(model.named_buffers()), **dict(model.named_parameters())}
     for name in model.state_dict():
         handle = handles[name]
@@ -190,6 +193,17 @@ def _entries(model: Any, optimizer: Any) -> Iterator[_Entry]:
         of_part = parameter is not None and (is_split or is_part(parameter))
         like = parameter if of_part and parameter is not None else handle
         yield _Entry(f"optimizer.{name}", handle, whole_shape(like), of_part)
+
+
+def _no_stages() -> wf.UnsupportedError:
+    return wf.UnsupportedError(
+        "distributed.ShardedCheckpoints",
+        "each process of a pipeline has other tensors, and shards of files are parts of the same",
+        expected="whole tensors on all processes, or parts along the axis of batches",
+        got={"optimizer": "of stages"},
+        fix="Trainer(strategy=PipelineStrategy(...), checkpoint_folder=...); or "
+        "pipeline.gather_weights() and wf.save of the model's state on one process",
+    )
 
 
 def _own_part(entry: _Entry, rank: int, size: int) -> Array:

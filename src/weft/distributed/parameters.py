@@ -22,9 +22,9 @@ from weft.nn import Identity, MixtureOfExperts, Module, ModuleList, Sequential
 from weft.nn.layout import PARAMETER, lay_out, put_together
 
 __all__ = [
-    "Part", "ShardedModule", "gather_part", "gather_value", "is_of_experts", "is_part",
-    "load_whole_state", "own_value", "part_facts", "part_of", "shard_experts", "shard_model",
-    "shard_parameters", "whole_shape", "whole_state",
+    "Part", "ShardedModule", "forget_part", "gather_part", "gather_value", "is_of_experts",
+    "is_part", "is_tensor_part", "load_whole_state", "note_tensor_part", "own_value", "part_facts",
+    "part_of", "shard_experts", "shard_model", "shard_parameters", "whole_shape", "whole_state",
 ]  # fmt: skip
 
 
@@ -39,6 +39,8 @@ class Part(NamedTuple):
     """Whether it is one of experts, which are used where they are and never gathered to compute."""
     copies: str | None = None
     """The mesh axis along which processes have the same experts."""
+    axis: int | None = None
+    """The axis that is split, where programs compute with the part: tensor parallel in stages."""
 
 
 _parts: dict[int, Part] = {}
@@ -121,6 +123,18 @@ def _note_part(parameter: wf.Tensor, part: Part) -> None:
     _parts[id(parameter)] = part
 
 
+def note_tensor_part(
+    parameter: wf.Tensor, shape: tuple[int, ...], mesh_axis: str, axis: int
+) -> None:
+    """Note that a parameter holds this process's part of one axis of a whole of a shape."""
+    _note_part(parameter, Part(_reference_to(parameter), shape, mesh_axis, axis=axis))
+
+
+def forget_part(parameter: wf.Tensor) -> None:
+    """Note that a parameter is whole again."""
+    _parts.pop(id(parameter), None)
+
+
 def part_facts(parameter: wf.Tensor) -> Part | None:
     """What is known of a parameter that is split over processes; None for one that is whole."""
     known = _parts.get(id(parameter))
@@ -139,6 +153,12 @@ def part_of(tensor: wf.Tensor, mesh_axis: str) -> wf.Tensor:
 def is_part(parameter: wf.Tensor) -> bool:
     """Whether a parameter is split over processes."""
     return part_facts(parameter) is not None
+
+
+def is_tensor_part(parameter: wf.Tensor) -> bool:
+    """Whether a parameter is a part along one of its axes, whose gradient is that of the part."""
+    known = part_facts(parameter)
+    return known is not None and known.axis is not None
 
 
 def is_of_experts(parameter: wf.Tensor) -> bool:
@@ -300,10 +320,18 @@ def load_whole_state(model: Any, weights: Mapping[str, Any]) -> None:
 def gather_value(value: wf.Tensor, parameter: wf.Tensor) -> wf.Tensor:
     """A parameter's value, or what is kept for it, gathered where processes have parts of it."""
     known = part_facts(parameter)
-    return value if known is None else gather_part(value.detach(), known.shape, known.mesh_axis)
+    if known is None:
+        return value
+    if known.axis is not None:
+        return all_gather(value.detach(), known.mesh_axis, axis=known.axis)
+    return gather_part(value.detach(), known.shape, known.mesh_axis)
 
 
 def own_value(value: wf.Tensor, parameter: wf.Tensor) -> wf.Tensor:
     """This process's part of what belongs to a parameter; all of it where that is whole."""
     known = part_facts(parameter)
-    return value if known is None else part_of(value, known.mesh_axis).reshape(parameter.shape)
+    if known is None:
+        return value
+    if known.axis is not None:
+        return take_shard(value, known.mesh_axis, axis=known.axis)
+    return part_of(value, known.mesh_axis).reshape(parameter.shape)

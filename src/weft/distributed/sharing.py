@@ -26,6 +26,7 @@ from weft.distributed.parameters import (
     gather_value,
     is_of_experts,
     is_part,
+    is_tensor_part,
     own_value,
     part_facts,
 )
@@ -57,8 +58,9 @@ def data_parallel(optimizer: Any, *, zero: int = 0, mesh_axis: str = "data") -> 
     [0.5, 1.0]
     >>> wf.distributed.shutdown()
     """
-    are_split = tuple(is_part(parameter) for parameter in optimizer.parameters)
-    has_others = any(is_part(p) and not is_of_experts(p) for p in optimizer.parameters)
+    are_split = tuple(is_part(p) and not is_tensor_part(p) for p in optimizer.parameters)
+    pairs = zip(optimizer.parameters, are_split, strict=True)
+    has_others = any(split and not is_of_experts(parameter) for parameter, split in pairs)
     allowed = (3,) if has_others else (0, 3) if any(are_split) else (0, 1, 2)
     if zero not in allowed:
         raise wf.ArgumentError(
@@ -77,9 +79,7 @@ def data_parallel(optimizer: Any, *, zero: int = 0, mesh_axis: str = "data") -> 
             got={"optimizer": type(optimizer).__name__, "zero": zero},
             fix="zero=0, or AdamW, and Trainer(accumulate=...) in place of the optimiser's",
         )
-    facts = [part_facts(parameter) for parameter in optimizer.parameters]
-    axes = tuple("" if known is None else known.mesh_axis for known in facts)
-    copies = tuple(None if known is None else known.copies for known in facts)
+    axes, copies = _axes_of_split_parameters(optimizer, are_split)
     if zero and any(copies):
         raise wf.UnsupportedError(
             "data_parallel",
@@ -102,6 +102,16 @@ def data_parallel(optimizer: Any, *, zero: int = 0, mesh_axis: str = "data") -> 
     return optimizer
 
 
+def _axes_of_split_parameters(
+    optimizer: Any, are_split: Sequence[bool]
+) -> tuple[tuple[str, ...], tuple[str | None, ...]]:
+    """For each parameter the axis that it is split along, and the one of copies, if any."""
+    pairs = zip(map(part_facts, optimizer.parameters), are_split, strict=True)
+    facts = [known if split else None for known, split in pairs]
+    axes = tuple("" if known is None else known.mesh_axis for known in facts)
+    return axes, tuple(None if known is None else known.copies for known in facts)
+
+
 def part_weight(rows: int, mesh_axis: str = "data") -> wf.Tensor:
     """What to multiply a mean over this process's rows by, so that all rows count alike.
 
@@ -120,7 +130,11 @@ def part_weight(rows: int, mesh_axis: str = "data") -> wf.Tensor:
 def share_stages(optimizer: Any, mesh_axis: str, counted: tuple[bool, ...]) -> Any:
     """The optimiser, which agrees with those of other stages on norms and on steps to skip."""
     present = optimizer.sharing or GradientSharing()
-    optimizer.sharing = replace(present, stage_axis=mesh_axis, counted=counted)
+    facts = [part_facts(parameter) for parameter in optimizer.parameters]
+    axes = tuple(known.mesh_axis if known and known.axis is not None else "" for known in facts)
+    optimizer.sharing = replace(
+        present, stage_axis=mesh_axis, counted=counted, tensor_axes=axes if any(axes) else ()
+    )
     return optimizer
 
 
@@ -205,6 +219,8 @@ class GradientSharing:
     """The mesh axis along which processes hold other parameters: the stages of a pipeline."""
     counted: tuple[bool, ...] = ()
     """With a stage axis: which parameters this process counts in norms of all gradients."""
+    tensor_axes: tuple[str, ...] = ()
+    """For each parameter the axis along which processes compute with parts of it; or empty."""
 
     @property
     def has_parts(self) -> bool:
@@ -248,13 +264,14 @@ class GradientSharing:
 
     def whole_state(self, value: wf.Tensor, parameter: wf.Tensor) -> wf.Tensor:
         """What is kept for a parameter, gathered from the processes that have parts of it."""
-        if is_part(parameter):
-            return gather_value(value, parameter)
-        return self.whole([value], [parameter])[0]
+        if not is_part(parameter) or is_tensor_part(parameter):
+            value = self.whole([value], [parameter])[0]
+        return gather_value(value, parameter)
 
     def own_state(self, value: wf.Tensor, parameter: wf.Tensor) -> wf.Tensor:
         """This process's part of what is kept for a parameter."""
-        return own_value(value, parameter) if is_part(parameter) else self.part(value)
+        own = own_value(value, parameter)
+        return own if is_part(parameter) and not is_tensor_part(parameter) else self.part(own)
 
     def norm(self, gradients: Gradients, norm_of: Callable[[Gradients], wf.Tensor]) -> wf.Tensor:
         """The norm of all gradients, of which this process may hold a part."""
@@ -262,11 +279,15 @@ class GradientSharing:
             return norm_of(gradients)
         if self.counted:
             gradients = [g if own else None for g, own in zip(gradients, self.counted, strict=True)]
-        axes = self._axes_of_parts(len(gradients))
-        squares = norm_of([g for g, axis in zip(gradients, axes, strict=True) if not axis]) ** 2
-        for each in sorted({axis for axis in axes if axis}):
-            parts = [g for g, axis in zip(gradients, axes, strict=True) if axis == each]
-            squares = squares + all_reduce(norm_of(parts) ** 2, each)
+        rows = self._axes_of_parts(len(gradients))
+        squares = norm_of([g for g, axes in zip(gradients, rows, strict=True) if not axes]) ** 2
+        for each in sorted({axes for axes in rows if axes}):
+            part = (
+                norm_of([g for g, axes in zip(gradients, rows, strict=True) if axes == each]) ** 2
+            )
+            for axis in each:
+                part = all_reduce(part, axis)
+            squares = squares + part
         if self.stage_axis is not None:
             squares = all_reduce(squares, self.stage_axis)
         return wf.sqrt(squares)
@@ -276,15 +297,18 @@ class GradientSharing:
         flag = finite.astype("float32")
         if self._has_any_parts and self.size > 1:
             flag = all_reduce(flag, self.mesh_axis, op="min")
+        for axis in sorted({axis for axis in self.tensor_axes if axis}):
+            flag = all_reduce(flag, axis, op="min")
         if self.stage_axis is not None:
             flag = all_reduce(flag, self.stage_axis, op="min")
         return flag > 0
 
-    def _axes_of_parts(self, count: int) -> tuple[str, ...]:
-        """For each gradient the axis along which processes hold parts of it; empty for none."""
-        if any(self.are_split):
-            return self.part_axes
-        return (self.mesh_axis if self.has_parts else "",) * count
+    def _axes_of_parts(self, count: int) -> list[tuple[str, ...]]:
+        """For each gradient the axes along which processes hold parts of it."""
+        axes = (self.mesh_axis if self.has_parts else "",) * count
+        axes = self.part_axes if any(self.are_split) else axes
+        pairs = zip(axes, self.tensor_axes or ("",) * count, strict=True)
+        return [tuple(filter(None, pair)) for pair in pairs]
 
     @property
     def _has_any_parts(self) -> bool:

@@ -28,6 +28,7 @@ from typing import Any
 import weft as wf
 from weft.distributed.parameters import is_part
 from weft.distributed.placing import match_plan
+from weft.distributed.stages.tensor_parallel import unknown_pattern
 from weft.train.strategies import WholeStrategy
 
 __all__ = ["MeshStrategy"]
@@ -109,13 +110,7 @@ class MeshStrategy(WholeStrategy):
         for pattern, spec in self._plan.items():
             is_used = any(match_plan({pattern: spec}, name)[0] for name in names)
             if not is_used and not pattern.startswith(STATE):
-                raise wf.ArgumentError(
-                    "train.MeshStrategy",
-                    f"no parameter has a name like {pattern!r}",
-                    expected="patterns of the names of parameters",
-                    got={"names": names},
-                    fix='{"*.query.weight": wf.distributed.split(0, "model")}',
-                )
+                raise unknown_pattern("train.MeshStrategy", pattern, names)
         found = {name: spec for name, spec in self._plan.items() if name.startswith(STATE)}
         handles = dict(trainer.model.named_parameters())
         specs = {name: match_plan(self._plan, name) for name in names}

@@ -21,7 +21,7 @@ True
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,25 +37,29 @@ __all__ = ["PipelineStrategy"]
 class PipelineStrategy(DataStrategy):
     """Stages of a model along the mesh axis "stage", and data parallel training along "data".
 
-    stages: how many processes a model is cut over; the world has a multiple of them. The other
-    settings are those of `wf.distributed.Pipeline`; zero: what is split along "data" (0, 1, 2).
+    stages: how many processes a model is cut over; the world has a multiple of them. model: how
+    many compute each stage together, with `plan`, as for `MeshStrategy`, for what is split along
+    the axis "model". zero: what is split along "data" (0, 1, 2). The other settings are those of
+    `wf.distributed.Pipeline`.
     """
 
-    def __init__(self, stages: int, *, zero: int = 0, **settings: Any) -> None:
+    def __init__(
+        self,
+        stages: int,
+        *,
+        model: int = 1,
+        plan: Mapping[str, Any] | None = None,
+        zero: int = 0,
+        **settings: Any,
+    ) -> None:
         if not wf.distributed.is_initialized():
             wf.distributed.init()
         world = wf.distributed.world_size()
-        if type(stages) is not int or stages < 1 or world % stages:
-            raise wf.ArgumentError(
-                "train.PipelineStrategy",
-                "the processes do not make pipelines of so many stages",
-                expected=f"stages: a divisor of {world}, the number of processes",
-                got={"stages": stages, "processes": world},
-                fix=f"weft launch -n {stages if type(stages) is int else 2} train.py",
-            )
-        wf.distributed.bind_axes({"data": world // stages, "stage": stages})
+        _check_mesh(stages, model, world)
+        rows = world // (stages * model)
+        wf.distributed.bind_axes({"data": rows, "stage": stages, "model": model})
         super().__init__(zero)
-        self._settings = settings
+        self._settings = {**settings, "plan": plan if plan or model == 1 else {}}
         self.pipeline: Any = None
         self._slots_of_all: frozenset[str] = frozenset()
 
@@ -105,7 +109,9 @@ class PipelineStrategy(DataStrategy):
 
     def join_metrics(self, metrics: Sequence[Any]) -> None:
         """See `Strategy`; processes with the last stage have seen the outputs."""
-        mine = [metric.state for metric in metrics] if self.pipeline.has_loss else None
+        is_first = wf.distributed.axis_index("model").item() == 0  # others have seen the same
+        is_counted = self.pipeline.has_loss and is_first
+        mine = [metric.state for metric in metrics] if is_counted else None
         states = [each for each in wf.distributed.gather_objects(mine) if each is not None]
         for metric, each in zip(metrics, zip(*states, strict=True), strict=True):
             metric.state = metric.joined_state(each)
@@ -116,11 +122,12 @@ class PipelineStrategy(DataStrategy):
 
     def model_state(self, model: Any) -> Any:
         """See `Strategy`."""
-        self.pipeline.gather_weights()
-        return super().model_state(model)  # which gathers experts that are divided along data
+        self.pipeline.exchange_weights()
+        return super().model_state(model)  # which gathers what processes have parts of
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """See `Strategy`: what each stage keeps, under the names of the whole."""
+        self.pipeline.scatter()  # after a training, weights are whole and what is kept is not
         own = {name: _as_array(value) for name, value in optimizer.state_dict().items()}
         parts = self.pipeline.group.gather_bytes(pickle.dumps(own))
         whole: dict[str, Any] = {}
@@ -130,6 +137,7 @@ class PipelineStrategy(DataStrategy):
 
     def load_optimizer(self, optimizer: Any, state: dict[str, Any]) -> None:
         """See `Strategy`: the entries of this process's stages."""
+        self.pipeline.scatter()
         mine = parameters_of_slots(optimizer)
         chosen = {
             name: value
@@ -137,6 +145,22 @@ class PipelineStrategy(DataStrategy):
             if name in mine or name not in self._slots_of_all
         }
         optimizer.load_state_dict(chosen)
+
+
+def _check_mesh(stages: int, model: int, world: int) -> None:
+    """Refuse numbers of processes along the axes that the world does not have."""
+    are_numbers = type(stages) is type(model) is int and stages > 0 and model > 0
+    if not are_numbers or world % (stages * model):
+        count = stages * model if are_numbers else 2
+        raise wf.ArgumentError(
+            "train.PipelineStrategy",
+            "the processes do not make pipelines of so many stages"
+            if model == 1
+            else 'the processes do not make a mesh of so many along "stage" and "model"',
+            expected=f"stages x model: a divisor of {world}, the number of processes",
+            got={"stages": stages, "model": model, "processes": world},
+            fix=f"weft launch -n {count} train.py",
+        )
 
 
 def keep_parameters(optimizer: Any, parameters: Sequence[wf.Tensor]) -> None:

@@ -99,7 +99,10 @@ def _pull(
     primals: Sequence[Tensor],
     wanted: Sequence[bool],
     rule: Rule,
+    graph: Graph | None,
 ) -> list[Tensor | None]:
+    if graph is not None:  # a compiled call keeps saved values behind its operands
+        primals = primals[: len(graph.inputs)]
     if rule.pull is not None:
         _, pullback = rule.pull(primals)
         return pullback(cotangents)
@@ -170,7 +173,9 @@ custom = Primitive(
         jvp=lambda primals, tangents, out, graph, rule: tuple(
             _push(primals, tangents, _rule(rule))[1]
         ),
-        vjp=lambda cts, out, primals, wanted, graph, rule: _pull(cts, primals, wanted, _rule(rule)),
+        vjp=lambda cts, out, primals, wanted, graph, rule, pull=None: _pull(
+            cts, primals, wanted, _rule(rule), graph
+        ),
     ),
     batch=_batch,
     samples=_sample,

@@ -33,7 +33,7 @@ from weft.compiler.function.program_cache import (
     split_executable,
 )
 from weft.compiler.function.recording import Output, Recording, Source, Write
-from weft.compiler.function.taped import Taped
+from weft.compiler.function.taped import GraphDerivative, Taped
 from weft.compiler.fusion.costs import Sizes, bytes_of
 from weft.compiler.graph_passes.user_rules import Rewrites, rewrites
 from weft.compiler.memory_budget.search import Fit, fit_budget
@@ -54,7 +54,7 @@ from weft.core.errors import UnsupportedError
 from weft.core.settings import settings
 from weft.core.trees import LEAF
 from weft.core.types import TensorType
-from weft.ir.dispatch import OBSERVERS
+from weft.ir.dispatch import OBSERVERS, apply_multiple
 from weft.ir.forward import without_zero_tangents
 from weft.ir.graph import Graph
 from weft.ir.sizes import specialize
@@ -89,6 +89,8 @@ class Compiled:
     """Where it is computed, but for what is moved."""
     target: Target = field(init=False)
     """What it is compiled for."""
+    derivative: GraphDerivative | None = None
+    """What knows the derivative, where it is not that of the graph."""
     _fit: Fit | None = None
     _taped: dict[Marks, Taped] = field(default_factory=dict)
     """Programs for calls whose derivative may be asked for, by which inputs have one."""
@@ -263,7 +265,7 @@ class Compiled:
             and settings.compiler
             and not OBSERVERS
             and not rewrites()
-            and self.is_silent
+            and (self.is_silent if self.derivative is None else self.derivative.is_silent)
         )
 
     def _traced_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -272,7 +274,12 @@ class Compiled:
         Where the counter that the call comes to depends on nothing traced, it is computed at once:
         `wf.ir.trace` has no counter of its own, and moves the generator as draws outside do.
         """
-        outputs, graph = list(call_graph(self.recording.graph, *inputs)), self.recording.graph
+        graph = self.recording.graph
+        if self.derivative is None:
+            outputs = [*call_graph(graph, *inputs)]
+        else:
+            primitive, rule = self.derivative.primitive, self.derivative.params
+            outputs = [*apply_multiple(primitive, *inputs, graph=graph, **rule)]
         places = [write.output for write in self.recording.writes if write.source.is_counter]
         for place in places:
             if place is None or type(outputs[place]._value) in CONCRETE:
@@ -292,7 +299,9 @@ class Compiled:
         known = self._taped.get(wanted)
         if known is None:
             graph, places = self.recording.graph, self.recording.places
-            known = self._taped[wanted] = Taped(graph, wanted, self.target, places, self.device)
+            known = self._taped[wanted] = Taped(
+                graph, wanted, self.target, places, self.device, self.derivative
+            )
         return known
 
     def _write_back(self, handles: Sequence[Tensor], values: Sequence[Any]) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from weft.core.types import TensorType
 from weft.ir.eager import contiguous_array
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
 from weft.ir.kinds import Elementwise, Movement
+from weft.ir.primitive import Primitive
 from weft.ir.reverse import or_zeros, vjp
 from weft.ir.tape import LARGE, Node, Projection, hollow_tensor
 from weft.ir.tensor import Tensor, traces, wrap
@@ -80,12 +81,22 @@ class Cut:
 @lru_cache(maxsize=512)
 def split_graph(graph: Graph, wanted: Marks, target: Target | None = None) -> Cut:
     """Cut a graph with its derivative in two, for these inputs."""
+    joint = graph_with_derivative(graph, wanted, target)
+    return cut_in_two(joint, len(graph.inputs), len(graph.outputs))
+
+
+def graph_with_derivative(graph: Graph, wanted: Marks, target: Target | None = None) -> Graph:
+    """Inputs and cotangents of the outputs, to the outputs and the cotangents of wanted inputs."""
     joint = _joint(graph, wanted)
     if any(node.primitive is scan for node in joint.nodes):
         joint = _with_one_loop(joint, target or default_target())
-    inputs = joint.inputs[: len(graph.inputs)]
-    cotangents = joint.inputs[len(graph.inputs) :]
-    outputs, gradients = joint.outputs[: len(graph.outputs)], joint.outputs[len(graph.outputs) :]
+    return joint
+
+
+def cut_in_two(joint: Graph, input_count: int, output_count: int) -> Cut:
+    """Cut a graph with its derivative, behind so many inputs and outputs, in two."""
+    inputs, cotangents = joint.inputs[:input_count], joint.inputs[input_count:]
+    outputs, gradients = joint.outputs[:output_count], joint.outputs[output_count:]
     is_late = _dependants(joint.nodes, cotangents)
     early = [node for node in joint.nodes if not is_late.issuperset(node.results)]
     late = [node for node in joint.nodes if is_late.issuperset(node.results)]
@@ -118,7 +129,7 @@ def _with_one_loop(joint: Graph, target: Target) -> Graph:
 
 
 def _joint(graph: Graph, wanted: Marks) -> Graph:
-    """Inputs and cotangents of the outputs, to the outputs and the cotangents of wanted inputs."""
+    """What `graph_with_derivative` gives, with loops as their derivatives are written."""
     count, kinds = len(graph.inputs), graph.output_types
 
     def outputs_and_cotangents(*values: Tensor) -> list[Tensor]:
@@ -230,12 +241,31 @@ def _sizes_told(kind: TensorType) -> frozenset[str]:
     return frozenset(name for name in _symbols(kind) if symbol(name) in kind.shape)
 
 
+class GraphDerivative(Protocol):
+    """The derivative of a graph that is not found by differentiating it.
+
+    The program of one process of many is such a graph: what others do with its results counts.
+    """
+
+    is_silent: bool
+    """Whether a run shows nothing beside values."""
+    primitive: Primitive
+    params: dict[str, Any]
+    """The operation that the graph is where it is not a call, and its parameters beside the graph.
+
+    Its rule is for all derivatives inside of transforms and of higher order."""
+
+    def split_graph(self, graph: Graph, wanted: Marks, target: Target | None) -> Cut:
+        """The graph with its derivative, in two; see the function."""
+        ...
+
+
 class Taped:
     """The two programs of a graph, for calls in which these inputs have a place on the tape."""
 
     __slots__ = ("_backward", "_cut", "_device", "_dropped_inputs", "_dropped_outputs", "_forward",
-                 "_given", "_inexact", "_inexact_places", "_params", "_places", "_target",
-                 "_wanted", "graph")  # fmt: skip
+                 "_given", "_inexact", "_inexact_places", "_params", "_places",
+                 "_primitive", "_target", "_wanted", "graph")  # fmt: skip
 
     def __init__(
         self,
@@ -244,13 +274,18 @@ class Taped:
         target: Target | None = None,
         places: Places = (),
         device: Device = CPU,
+        derivative: GraphDerivative | None = None,
     ) -> None:
-        """`places`: of the inputs, where the graph has parts on several devices; else nothing."""
+        """`places`: of the inputs, where the graph has parts on several devices; else nothing.
+
+        derivative: what knows it, where it is not that of the graph.
+        """
         self.graph, self._target, self._device = graph, target, device
         self._wanted = tuple(
             w and d for w, d in zip(wanted, inexact_marks(graph.input_types), strict=True)
         )
-        self._cut = split_graph(graph, self._wanted, target)
+        cut = split_graph if derivative is None else derivative.split_graph
+        self._cut = cut(graph, self._wanted, target)
         self._forward = unit_executable(self._cut.forward, target, places, device)
         self._places = self._needed_places(places) if places else ()
         self._backward: Executable | None = None
@@ -271,7 +306,9 @@ class Taped:
         ]
         self._inexact = inexact_marks(graph.output_types)
         self._inexact_places = [place for place, is_one in enumerate(self._inexact) if is_one]
-        self._params = {"graph": graph, "pull": self}
+        self._primitive = call if derivative is None else derivative.primitive
+        rule = {} if derivative is None else derivative.params
+        self._params = {"graph": graph, "pull": self, **rule}
 
     def _needed_places(self, places: Places) -> Places:
         """Where what the backward program is given is, in a program on several devices."""
@@ -315,7 +352,7 @@ class Taped:
         for place in self._dropped_outputs:
             outs[place] = _without_value(outs[place])
         parents = tuple([tensor._node for tensor in inputs])
-        node = Node(call, self._params, tuple(values), parents, tuple(outs))
+        node = Node(self._primitive, self._params, tuple(values), parents, tuple(outs))
         for index, result in enumerate(results):
             if self._inexact[index]:
                 result._node = Projection(node, index)

@@ -307,9 +307,8 @@ class _Grouping:
             return False
         if variable in self.joined_parts:
             return True
-        count, limits = variable.type.size, self.limits
-        is_small = isinstance(count, int) and count < limits.divided_join_elements
-        return len(node.operands) <= limits.divided_join_parts and not is_small
+        count = variable.type.size
+        return not (isinstance(count, int) and count < self.limits.divided_join_elements)
 
     def _part_roots(self, node: GraphNode) -> Iterator[Root]:
         """The parts of a join, each a root that is stored at its place."""

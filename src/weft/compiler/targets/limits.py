@@ -86,9 +86,10 @@ class FusionLimits:
     """Elements of a loop that may share a kernel with a sum over all of them; threads cannot
     divide such a kernel."""
     divided_join_elements: int = 4096
-    """Elements from which a join is stored part by part, so that no element asks where it lies."""
-    divided_join_parts: int = 16
-    """Parts of such a join at most: each is a loop with a cost of its own."""
+    """Elements from which a join is stored part by part, so that no element asks where it lies.
+
+    A part costs a loop of its own, an element that asks a comparison for each part: so it is the
+    elements that count, however many parts there are."""
     chunk_rows: int = 16
     """Rows of a chunk in which columns are summed, where they come out even."""
     fewest_chunk_rows: int = 8

@@ -8,6 +8,7 @@ MPI has no bfloat16 and rounds float16 at each step, so both are summed in float
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -32,6 +33,9 @@ def mpi_world() -> MpiEngine:
 
 
 def _load_mpi() -> Any:
+    # A call that waits for another process gives its core to whoever computes: where processes have
+    # no more cores than they compute with, that is the other process, or this one's own program.
+    os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     try:
         return import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as error:

@@ -22,7 +22,7 @@ micro-batches in their order, so they are those of one process that does the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from weft.distributed.sharing import data_parallel, share_stages
 from weft.distributed.stages.cutting import cut_stages
 from weft.distributed.stages.order import Task, pipeline_order
 from weft.distributed.stages.passing import Passing, gradient_array, slice_rows
+from weft.distributed.stages.tensor_parallel import TensorParallel
 from weft.nn import Module
 
 __all__ = ["Pipeline"]
@@ -49,7 +50,9 @@ class Pipeline:
     "interleaved", with `chunks` stages on each process. cut: the places in the list where a stage
     begins; without it stages have as even numbers of parameters as can be. recompute: keep the
     inputs of stages alone, and compute the rest again on the way back. mixed: what is around each
-    stage, as `optimizer.mixed` for a lower precision.
+    stage, as `optimizer.mixed` for a lower precision. plan: placements along the mesh axis
+    `model_axis` by patterns of the names of parameters, as `{"*.query.weight": split(0)}`;
+    processes along it compute each stage together, and keep parts of what the plan splits.
     """
 
     def __init__(
@@ -65,6 +68,8 @@ class Pipeline:
         compile: bool = True,
         mixed: Callable[[Any], Any] | None = None,
         mesh_axis: str = "stage",
+        plan: Mapping[str, Any] | None = None,
+        model_axis: str = "model",
     ) -> None:
         group = find_group("distributed.Pipeline", mesh_axis)
         assert isinstance(group, Group)
@@ -83,10 +88,23 @@ class Pipeline:
         self._owners = self._find_owners(stages)
         wrappers = [mixed] if mixed is not None else []
         wrappers += [wf.checkpoint] if recompute else []
-        wrappers += [wf.jit] if compile else []
-        self._programs = {i: self._program_of(i, wrappers) for i in self.stages}
         for parameter, _ in self.tied:
             _copy_from_first(parameter, mesh_axis)
+        self.tensor_parallel: TensorParallel | None = None
+        if plan is not None:
+            _check_compiled(compile)
+            named = _names_of_parameters(model, dict(enumerate(stages)))
+            self.tensor_parallel = TensorParallel(plan, model_axis, named)
+            self.tensor_parallel.copy_from_first([handle for handle, _ in self._owners])
+        divide = wf.jit if self.tensor_parallel is None else self.tensor_parallel.program
+        wrappers += [divide] if compile else []
+        self._programs = {i: self._program_of(i, wrappers) for i in self.stages}
+        self.scatter()
+
+    def scatter(self) -> None:
+        """Leave this process its parts of what the plan splits; see `gather_weights`."""
+        if self.tensor_parallel is not None:
+            self.tensor_parallel.scatter()
 
     @property
     def rank(self) -> int:
@@ -119,8 +137,20 @@ class Pipeline:
         """The optimiser of this process's stages, whose steps agree with those of the others.
 
         Norms are of all stages' gradients. Where a mesh axis `data_axis` is given, processes along
-        it take parts of the batch; zero: as for `data_parallel`.
+        it take parts of the batch; zero: as for `data_parallel`, 0 to 2.
         """
+        if zero == 3:
+            raise wf.UnsupportedError(
+                "distributed.Pipeline",
+                "the parameters of stages are not split along the axis of batches (ZeRO 3)",
+                expected="zero: 0, 1 or 2",
+                got={"zero": zero, "data_axis": data_axis},
+                note="every micro-batch would gather all parameters of its stage, twice",
+                fix="zero=2, and more stages, or a plan that splits parameters along a model axis",
+            )
+        self.scatter()
+        if self.tensor_parallel is not None:
+            self.tensor_parallel.share_slots(optimizer)
         if data_axis is not None:
             data_parallel(optimizer, zero=zero, mesh_axis=data_axis)
         first = {id(parameter) for parameter, owner in self.tied if owner != self.rank}
@@ -194,6 +224,9 @@ class Pipeline:
                 got={"schedule": self.schedule},
                 fix="call pipeline.step(x, y) in the loop, then optimizer.step()",
             )
+        if self.tensor_parallel is not None:
+            self.tensor_parallel.compare(batch)
+            self.tensor_parallel.scatter()
         parts = slice_rows(batch, self.micro_batches)
         rows = [count for _, count in parts]
         return [part for part, _ in parts], [count / sum(rows) for count in rows]
@@ -227,7 +260,16 @@ class Pipeline:
         return list(owners.values())
 
     def gather_weights(self) -> None:
-        """Give the model on each process the parameters and buffers of all stages."""
+        """Give the model on each process the parameters and buffers of all stages, whole.
+
+        The next step takes the parts again that a plan splits.
+        """
+        self.exchange_weights()
+        if self.tensor_parallel is not None:
+            self.tensor_parallel.gather()
+
+    def exchange_weights(self) -> None:
+        """Give each process what others have of their stages; what is a part stays one."""
         with wf.no_grad():
             for handle, owner in self._owners:
                 array = np.require(handle.detach().numpy(), requirements="C")
@@ -262,6 +304,17 @@ class Pipeline:
                 got={"loss": None},
                 fix="Pipeline(model, wf.nn.functional.cross_entropy)",
             )
+
+
+def _check_compiled(is_compiled: bool) -> None:
+    if not is_compiled:
+        raise wf.UnsupportedError(
+            "distributed.Pipeline",
+            "a plan divides stages as programs",
+            expected="compile=True with a plan",
+            got={"compile": False},
+            fix="leave compile out",
+        )
 
 
 class Stage(Module):
