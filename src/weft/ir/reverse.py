@@ -140,8 +140,9 @@ def off_finished_tapes(results: Sequence[T], since: int) -> list[T]:
     for node in sorted(recent, key=_number):  # parents before what was computed from them
         if any(parent in asked for parent in node.parents):
             asked.add(node)
+    asked.add(None)
     return [
-        each if each is None or each._node is None or each._node in asked else wrap(each._value)
+        each if each is None or each._node in asked else wrap(each._value)  # type: ignore[misc]
         for each in results
     ]
 

@@ -86,6 +86,17 @@ def as_tensor(op: str, value: Operand, name: str = "x") -> Tensor:
     )
 
 
+def as_tensor_in(op: str, value: Operand, dtype: DType, name: str = "x") -> Tensor:
+    """A tensor of what was passed in a dtype: a float is rounded to it, not to the default first.
+
+    >>> as_tensor_in("copy_", 0.1, dtypes.float64).item()
+    0.1
+    """
+    if (type(value) is float and dtype.is_inexact) or (type(value) is complex and dtype.is_complex):
+        return scalar_tensor(op, value, dtype)
+    return convert_to(as_tensor(op, value, name), dtype)
+
+
 def _conversion(value: Operand, name: str) -> str:
     """Advice on how to turn a value into an operand."""
     if isinstance(value, (list, tuple)):
