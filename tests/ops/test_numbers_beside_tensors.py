@@ -50,6 +50,11 @@ FUNCTIONS: dict[str, tuple[Callable[..., wf.Tensor], Any]] = {
     "full_like": (lambda x, m, i: wf.full_like(x, NUMBER), [0.1, 0.1, 0.1]),
     "clip": (lambda x, m, i: wf.clip(x * 0, NUMBER, 0.7), [0.1, 0.1, 0.1]),
     "pad": (lambda x, m, i: wf.pad(x[:2], ((1, 0),), constant_values=NUMBER), [0.1, 1.5, 2.5]),
+    "tensor": (lambda x, m, i: wf.tensor([NUMBER, x[1], x[2]]), [0.1, 2.5, 3.5]),
+    "asarray": (
+        lambda x, m, i: wf.asarray([NUMBER, x[1], x[2].astype("float32")], dtype=x.dtype),
+        [0.1, 2.5, 3.5],
+    ),
     "nan_to_num": (lambda x, m, i: wf.nan_to_num(x * wf.nan, nan=NUMBER), [0.1, 0.1, 0.1]),
 }
 
@@ -58,13 +63,36 @@ FUNCTIONS: dict[str, tuple[Callable[..., wf.Tensor], Any]] = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("dtype", ["float64", "complex128", "float32"])
 def test_a_number_is_rounded_once(name: str, compiled: bool, dtype: str) -> None:
-    if dtype == "complex128" and name in ("clip", "nan_to_num"):
+    if dtype == "complex128" and name in ("clip", "nan_to_num", "asarray"):
         pytest.skip("not defined for complex numbers")
     function, expected = FUNCTIONS[name]
     run = wf.jit(function) if compiled else function
     result = run(wf.tensor(X.astype(dtype)), wf.tensor(MASK), wf.tensor(PLACE)).numpy()
     assert result.dtype == dtype
     assert result.tolist() == np.array(expected, dtype).tolist()
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_number_that_a_loop_begins_with_is_rounded_once(compiled: bool) -> None:
+    def loops(x: wf.Tensor) -> list[wf.Tensor]:
+        return [
+            wf.scan(lambda c, each: (c + each * 0, c), NUMBER, x)[0],
+            wf.fori_loop(0, 2, lambda i, c: c + x[0] * 0, NUMBER),
+            wf.while_loop(lambda c: c < 1, lambda c: c + x[0] * 0 + 1, NUMBER),
+        ]
+
+    results = (wf.jit(loops) if compiled else loops)(wf.tensor(X))
+    assert [each.item() for each in results] == [0.1, 0.1, 1.1]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_number_that_all_elements_of_a_batch_share_is_not_rounded(compiled: bool) -> None:
+    def scale(x: wf.Tensor, number: Any, options: dict[str, Any]) -> wf.Tensor:
+        return x * number + options["shift"]
+
+    batched = wf.vmap(scale, in_axes=(0, None, {"shift": None}))
+    result = (wf.jit(batched) if compiled else batched)(wf.tensor(X), NUMBER, {"shift": 0.7})
+    assert result.tolist() == (X * NUMBER + 0.7).tolist()
 
 
 def test_a_complex_number_is_rounded_once() -> None:
