@@ -61,9 +61,8 @@ class Group:
         if "lr" in self.options:
             self.options["lr"].copy_(first)
         else:
-            is_tensor = isinstance(first, wf.Tensor)
-            rate = first if is_tensor else wf.asarray(first, dtype=wf.float64)
-            self.options["lr"] = rate.astype(settings_dtype(self.parameters)).clone()
+            rate = wf.zeros((), dtype=settings_dtype(self.parameters))
+            self.options["lr"] = rate.copy_(first)
 
 
 def read_groups(op: str, parameters: Parameters, options: Mapping[str, Any]) -> list[Group]:
