@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ from tests.distributed.jobs import launch
 import weft as wf
 from weft.compiler.plan.launch import Kind, Launch
 from weft.compiler.plan.planning import plan_program
+from weft.compiler.targets.cpu import collectives
+from weft.compiler.targets.cpu.communication_thread import make_queue
 from weft.compiler.targets.cpu.target import CPU
 from weft.ir.dispatch import apply
 from weft.ir.primitive import PRIMITIVES
@@ -216,3 +220,17 @@ def test_bits_are_the_same_and_failures_beside_sums_are_told(
     assert job.stdout.count("same bits") == processes
     assert job.stdout.count("went on") == processes
     assert job.stdout.count("named: processes disagree on what to do: rank") == processes
+
+
+def test_a_queue_outlives_the_interpreters_arrays_as_its_thread_does() -> None:
+    """Freed, its memory could become a lock of the interpreter, which wakes the thread."""
+    addresses = collectives._addresses()
+    made = make_queue(addresses["serve"], addresses["drain"])
+    if made is None:
+        pytest.skip("no semaphores here")
+    queue, empty = made
+    empty()
+    seen = weakref.ref(queue)
+    del made, queue, empty
+    gc.collect()
+    assert seen() is not None

@@ -238,7 +238,9 @@ def convolve(draw: Draw) -> str:
     if draw.chance(0.2):
         size = padding if isinstance(padding, int) else 0
         weight = f"{w.name}[:{x.name}.shape[1], :, {cut}]"
-        return f"wf.conv_transpose{dims}d({x.name}, {weight}, stride={stride}, padding={size})"
+        more = ", output_padding=1" if stride == 2 and draw.chance(0.4) else ""
+        call = f"{x.name}, {weight}, stride={stride}, padding={size}{more}"
+        return f"wf.conv_transpose{dims}d({call})"
     weight, more = f"{w.name}[:, :, {cut}]", f"dilation={dilation}"
     if draw.chance(0.15):
         weight, more = f"wf.moveaxis({w.name}[:1, :, {cut}], 0, 1)", f"groups={x.name}.shape[1]"
@@ -265,6 +267,9 @@ def pool(draw: Draw) -> str:
         f"wf.max_pool{dims}d({{x}}, {k}, {s})",
         f"wf.avg_pool{dims}d({{x}}, {k}, {s})",
         f"wf.max_pool{dims}d({{x}}, 3, 2, padding=1)",
+        f"wf.max_pool{dims}d({{x}}, 2, 1, padding=1, dilation=2)",
+        f"wf.max_pool{dims}d({{x}}, 2, 3, ceil_mode=True)",
+        f"wf.avg_pool{dims}d({{x}}, 3, 2, padding=1, ceil_mode=True, count_include_pad=False)",
         f"wf.avg_pool{dims}d({{x}}, 2, 1, padding=1)",
         f"wf.adaptive_avg_pool{dims}d({{x}}, 1)",
         f"wf.adaptive_max_pool{dims}d({{x}}, 2)",

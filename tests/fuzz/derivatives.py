@@ -29,7 +29,9 @@ DERIVATIVES = (
     "wf.value_and_grad(lambda q: wf.mean({f} * {w}))({v})[1]",
     "wf.jvp(lambda q: {f}, ({v},), ({w},))[1]",
     "wf.vjp(lambda q: {f}, {v})[1]({w})[0]",
+    "wf.grad(lambda q: wf.tanh({f} * {v}).sum())(wf.reshape(constant({v}), {v}.shape))",
 )
+"""The last one at a constant: a batch or a tangent outside knows the program's values alone."""
 
 
 def derive(draw: Draw) -> str:

@@ -141,7 +141,12 @@ def choose(draw: Draw) -> str:
     """A choice between values, element by element."""
     a = draw.value("fiuc")
     b, condition = draw.like(a), draw.like(a, "b")
-    options = ("wf.where({c}, {a}, {b})", "wf.where({c}, {a}, 0)", "wf.masked_fill({a}, {c}, 2)")
+    options = (
+        "wf.where({c}, {a}, {b})",
+        "wf.where({c}, {a}, 0)",
+        "wf.masked_fill({a}, {c}, 2)",
+        "wf.masked_fill({a}, {c}, 0.3)",  # which no dtype holds exactly
+    )
     return draw.one_of(options).format(a=a.name, b=b.name, c=condition.name)
 
 
@@ -505,6 +510,9 @@ def index(draw: Draw) -> str:
         "wf.dynamic_update_slice({v}, {v}[:1], "
         "[wf.argmax(wf.reshape({v}, -1)) % 5] + [0] * ({v}.ndim - 1))",
         "wf.put_along_axis({v}, wf.argmax({v}, axis={a}, keepdims=True), 0, axis={a})",
+        "wf.put_along_axis({v}, wf.argmax({v}, axis={a}, keepdims=True), 0.3, axis={a})",
+        "wf.index_add({v}, {a}, {i}, 0.3)",
+        "wf.tensor([0.3, wf.mean({v}), wf.max({v})])",
     ]
     first = draw.index(v, 0)
     r = draw.one_of(["sum", "amax", "amin", "mean", "prod"])

@@ -219,12 +219,21 @@ def _calls(
 
 def _result(f: Callable[..., Any], given: Sequence[Any], also: Sequence[Any] = ()) -> Result:
     try:
-        return [_array(each) for each in [*f(*given), *also]]
+        results = f(*given)
+        _check_tapes(results, given)
+        return [_array(each) for each in [*results, *also]]
     except Exception as error:
         if not isinstance(error, REFUSED):
             # eager mode has drawn what stands before the error, and a compiled function nothing
             wf.random.seed(SEED + 1)
         return error
+
+
+def _check_tapes(results: Sequence[Any], given: Sequence[Any]) -> None:
+    """Refuse results that cannot be read: on a tape, with nothing to take a derivative by."""
+    asked = any(getattr(each, "requires_grad", False) for each in given)
+    if not asked and any(getattr(each, "requires_grad", False) for each in results):
+        raise AssertionError("a result is on the tape of a derivative that is over")
 
 
 def _together(f: Callable[..., Any], given: Sequence[Any]) -> list[Result]:

@@ -350,6 +350,51 @@ def test_parameters_in_float64_stay_so() -> None:
     np.testing.assert_allclose(array(w), [0.75, 1.75], rtol=1e-6)
 
 
+@by_name
+def test_steps_in_float64_follow_the_formula_in_all_its_digits(case: Case) -> None:
+    w, b = (wf.tensor(value.astype("f8"), requires_grad=True) for value in values())
+    optimizer = case.make([w, b])
+    expected, rules = [array(w).copy(), array(b).copy()], [case.reference(2), case.reference(1)]
+    x = wf.tensor(DATA.astype("f8"))
+    for _ in range(STEPS):
+        loss_of(w, b, x).backward()
+        gradients = array(w.grad).copy(), array(b.grad).copy()
+        optimizer.step()
+        optimizer.zero_grad()
+        expected = [f(p, g) for f, p, g in zip(rules, expected, gradients, strict=True)]
+        for got, wanted in zip((w, b), expected, strict=True):
+            np.testing.assert_allclose(array(got), wanted, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_learning_rates_of_parameters_in_float64_are_not_rounded_to_float32(compiled: bool) -> None:
+    w = wf.tensor([1.0], dtype=wf.float64, requires_grad=True)
+    optimizer = optim.SGD([w], lr=0.1)
+    update = wf.jit(lambda w, o: o.minimize((w * 1.0).sum())) if compiled else None
+
+    def step() -> float:
+        before = w.item()
+        _ = optimizer.minimize((w * 1.0).sum()) if update is None else update(w, optimizer)
+        return before - w.item()
+
+    assert step() == pytest.approx(0.1, rel=1e-14)
+    optimizer.lr = 0.3
+    assert step() == pytest.approx(0.3, rel=1e-14)
+    optimizer.lr = optim.schedules.Exponential(0.7, factor=0.9)
+    assert step() == pytest.approx(0.7 * 0.9**2, rel=1e-14)
+    narrow = optim.SGD([w, wf.tensor([1.0], requires_grad=True)], lr=0.1)
+    assert (optimizer.lr.dtype, narrow.lr.dtype) == (wf.float64, wf.float32)
+
+
+def test_a_learning_rate_that_was_saved_in_float32_is_read() -> None:
+    w = wf.tensor([1.0], dtype=wf.float64, requires_grad=True)
+    optimizer = optim.SGD([w], lr=0.1)
+    state = optimizer.state_dict()
+    optimizer.load_state_dict({**state, "groups.0.lr": wf.tensor(0.5)})
+    assert optimizer.lr.dtype is wf.float64
+    assert optimizer.lr.item() == 0.5
+
+
 def test_a_number_given_as_a_tensor_can_change_without_compiling() -> None:
     compiled = wf.jit(step)
     parameters = tensors()

@@ -280,6 +280,29 @@ def test_the_interpreter_ends_while_a_daemon_is_still_computing() -> None:
     """)
 
 
+def test_the_last_objects_of_an_interpreter_may_compile_and_run() -> None:
+    """Where the interpreter is ending no thread starts, and nobody waits for one."""
+    output = fresh_python("""
+        import weft as wf
+        double = wf.jit(lambda x: x * 2)
+        x = wf.ones((400, 300))
+
+        class Last:
+            def __init__(self, *kept):
+                self.kept = kept
+            def __del__(self):
+                wf, double, x, write = self.kept
+                wf.set_num_threads(2)
+                product = wf.jit(lambda x: x @ x.T + 1)(double(x))
+                write(1, str(product.max().item()).encode())
+
+        last = [Last(wf, double, x, os.write)]
+        last.append(last)  # a cycle, which is found after all exit handlers
+        del last
+    """)
+    assert output == "1201.0"
+
+
 @pytest.mark.slow
 def test_ranges_still_run_in_exit_handlers() -> None:
     assert fresh_python("import atexit; atexit.register(lambda: print(run()))") == "True\n"

@@ -187,6 +187,35 @@ def test_what_a_derivative_inside_was_taken_by_is_no_longer_recorded() -> None:
     np.testing.assert_allclose(scale.grad.item(), expected.item(), rtol=1e-6)
 
 
+def test_what_a_derivative_inside_of_another_transform_was_taken_by_is_no_longer_recorded() -> None:
+    x, w = double([0.3, -0.7]), double([0.5, 1.1])
+    scale = wf.tensor(2.0, requires_grad=True)
+
+    def penalty(w: wf.Tensor) -> wf.Tensor:
+        return (wf.grad(lambda x: wf.tanh(x * w).sum())(x) ** 2).sum()
+
+    def scaled(w: wf.Tensor) -> tuple[wf.Tensor, wf.Tensor]:
+        return penalty(w), (wf.grad(lambda x: wf.tanh(x * w).sum())(x) * scale).sum()
+
+    value, push = wf.linearize(wf.grad(penalty), w)
+    found = [
+        wf.vmap(penalty)(w[None]),
+        *wf.jvp(penalty, (w,), (w,)),
+        *wf.jvp(wf.grad(penalty), (w,), (w,)),
+        wf.hessian(penalty)(w),
+        value,
+        push(w),
+    ]
+    assert not any(each.requires_grad for each in found)
+    free, bound = wf.vmap(scaled)(w[None])
+    assert (free.requires_grad, bound.requires_grad) == (False, True)
+    bound.sum().backward()
+    np.testing.assert_allclose(scale.grad.item() * 2, bound.item(), rtol=1e-6)
+    # An outer derivative goes through both: by a batch of inner ones, and by their tangents.
+    wf.testing.check_grads(lambda w: wf.vmap(penalty)(wf.stack([w, 2 * w])), (w,), order=1)
+    wf.testing.check_grads(lambda w: wf.jvp(penalty, (w,), (w * 2,))[1], (w,), order=1)
+
+
 def test_nested_tangents_of_sin() -> None:
     def push(f: Any) -> Any:
         return lambda x: wf.jvp(f, (x,), (wf.ones_like(x),))[1]

@@ -20,6 +20,7 @@ from weft.core.shapes import Dimension
 from weft.core.types import TensorType
 from weft.ir.dispatch import active_trace, apply, is_collective_over
 from weft.ir.primitive import PRIMITIVES, Primitive
+from weft.ir.reverse import next_node_number, off_finished_tapes
 from weft.ir.tensor import Tensor, Trace, Traced, traces, wrap
 
 
@@ -101,10 +102,12 @@ def vmap(
     axis_name: str | None = None,
 ) -> list[tuple[Tensor, int | None]]:
     """The results of f over a batch, each with its batch axis, None where it has none."""
-    trace = BatchTrace(size, axis_name)
+    trace, since = BatchTrace(size, axis_name), next_node_number()
     with active_trace(trace):
         inner = [trace.tensor(x, axis) for x, axis in zip(arguments, axes, strict=True)]
-        return [trace.tensor_and_axis(result) for result in f(*inner)]
+        pairs = [trace.tensor_and_axis(result) for result in f(*inner)]
+    tensors = off_finished_tapes([tensor for tensor, _ in pairs], since)
+    return list(zip(tensors, [axis for _, axis in pairs], strict=True))
 
 
 def move_axis(tensor: Tensor, source: int, destination: int) -> Tensor:

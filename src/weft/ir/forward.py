@@ -18,7 +18,7 @@ from weft.core.errors import GradientError, Unsupported
 from weft.ir.derivatives import Additive, Constant, Joint, Linear
 from weft.ir.dispatch import active_trace, bind
 from weft.ir.primitive import PRIMITIVES, Primitive
-from weft.ir.reverse import zeros
+from weft.ir.reverse import next_node_number, off_finished_tapes, zeros
 from weft.ir.tensor import Tensor, Trace, Traced, grad_mode, host_array, wrap
 
 Tangents = Sequence[Tensor | None]
@@ -179,8 +179,9 @@ def jvp(
     f: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor], tangents: Tangents
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """The results of f and their tangents; None stands for a zero tangent."""
-    trace = ForwardTrace()
+    trace, since = ForwardTrace(), next_node_number()
     with active_trace(trace):
         arguments = [trace.tensor(p, t) for p, t in zip(primals, tangents, strict=True)]
         pairs = [trace.primal_and_tangent(result) for result in f(*arguments)]
-    return [primal for primal, _ in pairs], [tangent for _, tangent in pairs]
+    results = off_finished_tapes([primal for primal, _ in pairs], since)
+    return results, off_finished_tapes([tangent for _, tangent in pairs], since)

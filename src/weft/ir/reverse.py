@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ContextDecorator
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -40,6 +40,7 @@ from weft.ir.tape import Hook, Leaf, Node, Projection
 from weft.ir.tensor import Tensor, Traced, constants_on, grad_mode, traces, wrap
 
 AnyNode = Node | Leaf | Projection
+T = TypeVar("T", bound=Tensor | None)
 GENERATIONS = 100
 """How many gradients, each at values computed from the one before, are kept without a warning."""
 
@@ -109,6 +110,41 @@ def nodes_between(
 
 
 _number = attrgetter("number")
+
+
+def next_node_number() -> int:
+    """A number that all nodes to come are above, and those there are below."""
+    return Leaf().number
+
+
+def off_finished_tapes(results: Sequence[T], since: int) -> list[T]:
+    """Results without the places on the tape from which no derivative can be asked for any more.
+
+    A derivative that is taken inside of a transform records on the values behind the transform's
+    own, too. What it recorded after the number `since` ends at its own arguments, which are gone:
+    only a way to older nodes or to a tensor's leaf is kept.
+    """
+    roots = [each._node for each in results if each is not None and each._node is not None]
+    if not roots:
+        return list(results)
+    recent: set[AnyNode] = set()
+    asked: set[AnyNode | None] = set()
+    stack = roots
+    while stack:
+        node = stack.pop()
+        if node.number < since or (type(node) is Leaf and node.handle is not None):
+            asked.add(node)
+        elif node not in recent:
+            recent.add(node)
+            stack.extend(parent for parent in node.parents if parent is not None)
+    for node in sorted(recent, key=_number):  # parents before what was computed from them
+        if any(parent in asked for parent in node.parents):
+            asked.add(node)
+    asked.add(None)
+    return [
+        each if each is None or each._node in asked else wrap(each._value)  # type: ignore[misc]
+        for each in results
+    ]
 
 
 @autocast_to(None)  # what was cast on the way forth says the dtypes of the way back

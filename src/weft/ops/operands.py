@@ -25,6 +25,7 @@ from weft.core.errors import (
     TraceError,
     WeftError,
 )
+from weft.core.shapes import size
 from weft.core.sharing import note_lending
 from weft.ir.dispatch import apply
 from weft.ir.forward import has_derivative, refuse_derivative
@@ -84,6 +85,33 @@ def as_tensor(op: str, value: Operand, name: str = "x") -> Tensor:
         got={name: repr(value) if isinstance(value, str) else value},
         fix=_conversion(value, name),
     )
+
+
+def as_tensor_in(op: str, value: Operand, dtype: DType, name: str = "x") -> Tensor:
+    """A tensor of what was passed in a dtype: a float is rounded to it, not to the default first.
+
+    >>> as_tensor_in("copy_", 0.1, dtypes.float64).item()
+    0.1
+    """
+    if (type(value) is float and dtype.is_inexact) or (type(value) is complex and dtype.is_complex):
+        return scalar_tensor(op, value, dtype)
+    return convert_to(as_tensor(op, value, name), dtype)
+
+
+def widen_sums(x: Tensor) -> Tensor:
+    """16-bit floats as float32, so that sums which are divided afterwards do not overflow."""
+    return convert_to(x, dtypes.float32) if x.dtype.is_inexact and x.dtype.bits == 16 else x
+
+
+def with_room_for_sums(powers: Tensor, axes: Sequence[int]) -> Tensor:
+    """Numbers up to 1, in float32 where float16 cannot hold the sum of as many along axes.
+
+    A vocabulary of 128 thousand words is more than 65504, float16's greatest number. Of a symbolic
+    size this is not known; it is taken to be smaller.
+    """
+    count = size(tuple([powers.shape[axis] for axis in axes]))
+    is_full = powers.dtype is dtypes.float16 and isinstance(count, int) and count > 65504
+    return convert_to(powers, dtypes.float32) if is_full else powers
 
 
 def _conversion(value: Operand, name: str) -> str:

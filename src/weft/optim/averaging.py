@@ -20,6 +20,7 @@ from typing import Any
 
 import weft as wf
 from weft.optim.checks import check_fraction, check_parameter
+from weft.optim.groups import settings_dtype
 from weft.optim.nodes import tree_node
 from weft.optim.states import check_entry, check_names
 
@@ -55,7 +56,7 @@ class ExponentialMovingAverage:
     def _decay(self) -> Any:
         if not self.warmup:
             return self.decay
-        t = self.updates.astype(wf.float32)
+        t = self.updates.astype(settings_dtype(self.parameters))
         return wf.minimum((1 + t) / (10 + t), self.decay)
 
     def swap(self) -> None:

@@ -10,9 +10,15 @@ import weft as wf
 from weft.optim.checks import check_known, check_option, check_parameter, check_positive
 from weft.optim.schedules import Schedule
 
-__all__ = ["Group", "Parameters", "group_text", "read_groups"]
+__all__ = ["Group", "Parameters", "group_text", "read_groups", "settings_dtype"]
 
 Parameters = Iterable[Any] | Mapping[str, wf.Tensor]
+
+
+def settings_dtype(parameters: Sequence[wf.Tensor]) -> wf.DType:
+    """The dtype of settings that are tensors: float64 where all parameters are as wide."""
+    is_wide = bool(parameters) and all(wf.finfo(p.dtype).bits == 64 for p in parameters)
+    return wf.float64 if is_wide else wf.float32
 
 
 @dataclass(eq=False)
@@ -45,7 +51,7 @@ class Group:
         value = self[name]
         if not isinstance(value, wf.Tensor):
             check_positive(self.owner, name, value)
-            value = self.options[name] = wf.tensor(float(value))
+            value = self.options[name] = wf.tensor(float(value), dtype=self.options["lr"].dtype)
         return value
 
     def _set_lr(self, value: Any) -> None:
@@ -55,7 +61,8 @@ class Group:
         if "lr" in self.options:
             self.options["lr"].copy_(first)
         else:
-            self.options["lr"] = wf.asarray(first).astype(wf.float32).clone()
+            rate = wf.zeros((), dtype=settings_dtype(self.parameters))
+            self.options["lr"] = rate.copy_(first)
 
 
 def read_groups(op: str, parameters: Parameters, options: Mapping[str, Any]) -> list[Group]:

@@ -135,7 +135,8 @@ class LBFGS(Optimizer):
             raise _needs_closure()
         options = self.groups[0].options
         if (schedule := options["schedule"]) is not None:
-            options["lr"].set_(schedule(self.steps))
+            rate = options["lr"]
+            rate.set_(schedule(self.steps.astype(rate.dtype)))
         first = self._evaluate(closure)
         here, used = first, 1
         for _ in range(options["max_iterations"]):
@@ -150,7 +151,7 @@ class LBFGS(Optimizer):
                 or self._has_converged(before, here)
             ):
                 break
-        return wf.tensor(first.loss)
+        return wf.tensor(first.loss, dtype=options["lr"].dtype)
 
     def _iterate(self, closure: Closure, here: Here, left: int) -> tuple[Here, int]:
         """One step along the learned direction; the calls of the closure it took, 0 at the end."""

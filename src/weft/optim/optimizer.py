@@ -266,12 +266,13 @@ class Optimizer:
         number = self.steps + 1
         for group in self.groups:
             if (schedule := group.options["schedule"]) is not None:
-                group.options["lr"].copy_(schedule(self.steps))
+                rate = group.options["lr"]
+                rate.copy_(schedule(self.steps.astype(rate.dtype)))
         _write(self.steps, number, apply)
-        return number.astype(wf.float32)
+        return number
 
     def _settings(self, group: Group, step: wf.Tensor) -> Settings:
-        return Settings(group.options, step)
+        return Settings(group.options, step.astype(group.options["lr"].dtype))
 
     def _update(
         self,

@@ -295,8 +295,9 @@ def rprop(p: wf.Tensor, g: wf.Tensor, state: State, h: Settings) -> Updated:
     (shrink, grow), (least, most) = h.etas, h.step_sizes
     before = wf.where(wf.equal(h.step, 1), h.lr, state["size"])
     agreement = g * state["gradient"]
-    factor = wf.where(agreement > 0, grow, wf.where(agreement < 0, shrink, 1.0))
-    size = wf.clip(before * factor, least, most)
+    # Of two numbers alone `where` would be float32, whatever the parameters are.
+    shorter = wf.where(agreement < 0, before * shrink, before)
+    size = wf.clip(wf.where(agreement > 0, before * grow, shorter), least, most)
     g = wf.where(agreement < 0, 0.0, g)
     return p - wf.sign(g) * size, {"gradient": g, "size": size}
 

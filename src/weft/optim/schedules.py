@@ -60,7 +60,8 @@ class Schedule:
     def __call__(self, step: float | wf.Tensor) -> float | wf.Tensor:
         """The learning rate after this many steps."""
         if isinstance(step, wf.Tensor):
-            return self.formula(step.astype(wf.float32))
+            is_wide = step.dtype is wf.float64  # as the learning rate of parameters in float64
+            return self.formula(step if is_wide else step.astype(wf.float32))
         return float(self.formula(wf.tensor(float(step), dtype=wf.float64)).item())
 
     def formula(self, step: wf.Tensor) -> wf.Tensor:

@@ -41,7 +41,7 @@ def load_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     wanted = saved_state(optimizer)
     check_names(op, state, wanted)
     for name in handles:
-        check_entry(op, name, wanted[name], state[name])
+        check_entry(op, name, wanted[name], _in_wanted_dtype(name, state[name], wanted[name]))
     parameters = parameters_of_slots(optimizer)
     for name, handle in handles.items():
         is_split = optimizer.sharing is not None and name in parameters
@@ -53,6 +53,12 @@ def load_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
             if key in state and key not in handles:
                 value = state[key]
                 group.options[name] = tuple(value) if isinstance(value, list) else value
+
+
+def _in_wanted_dtype(name: str, value: Any, wanted: Any) -> Any:
+    """A saved setting in the dtype of its place: that of float64's parameters was once float32."""
+    is_setting = name.startswith("groups.") and isinstance(value, wf.Tensor)
+    return value.astype(wanted.dtype) if is_setting and value.dtype.is_floating else value
 
 
 def parameters_of_slots(optimizer: Optimizer) -> dict[str, wf.Tensor]:

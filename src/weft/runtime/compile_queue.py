@@ -3,7 +3,8 @@
 Threads do what is submitted, in order, and end when nothing is left; what may be done `later` waits
 for all else. Whoever asks for a result that nobody has begun with computes it himself, so nothing
 waits for its own turn, and a system without threads is only slower. A process that ends, or is
-copied by a fork, finishes the work first.
+copied by a fork, finishes the work first; what the last objects of an interpreter that is ending
+ask for is done without threads, as Python 3.11 would wait for ever for one to start.
 
 >>> task = BACKGROUND.submit(lambda: 6 * 7)
 >>> task.result()
@@ -35,7 +36,7 @@ def run_shielded(work: Callable[[], T]) -> T:
     handles signals; that one waits, and may be interrupted. What has begun is then finished all the
     same.
     """
-    if current_thread() is not main_thread():
+    if current_thread() is not main_thread() or sys.is_finalizing():
         return work()
     results: list[T] = []
     errors: list[BaseException] = []
@@ -142,6 +143,8 @@ class Background:
             self._changed.notify_all()
 
     def _start(self) -> None:
+        if sys.is_finalizing():  # a thread would wait for the interpreter, and this one for it
+            return
         thread = Thread(target=self._run, name="weft-compiler")
         if not self._threads:
             self._interval = sys.getswitchinterval()

@@ -18,6 +18,7 @@ import atexit
 import ctypes
 import operator
 import os
+import sys
 from collections.abc import Callable, Mapping
 from threading import Lock, Thread, current_thread
 from time import perf_counter
@@ -70,6 +71,7 @@ class Pool:
         self._starter = _Procedure(self._start)  # must live as long as native code may call it
         self._lock = Lock()
         self._threads: list[Thread] = []
+        self._has_ended = False
         self._initialize()
         ctypes.c_void_p.from_address(symbols["starter"]).value = ctypes.cast(
             self._starter, ctypes.c_void_p
@@ -81,7 +83,7 @@ class Pool:
         """Use this many threads from the next range on."""
         with self._lock:
             self._limit.value = threads
-            if len(self._threads) != threads - 1:
+            if len(self._threads) != threads - 1 and not self._has_ended:
                 self._end_threads()
                 self._ready.value = 0
 
@@ -93,7 +95,9 @@ class Pool:
         """Called by the native side when a range is divided and threads are missing."""
         with self._lock:
             try:
-                for index in range(len(self._threads), self._limit.value - 1):
+                # Where the interpreter is ending, Python 3.11 waits for ever for a thread to start.
+                wanted = 0 if sys.is_finalizing() else self._limit.value - 1
+                for index in range(len(self._threads), wanted):
                     self._threads.append(self._start_thread(index))
             except RuntimeError:
                 pass  # no more threads to be had: those there are claim all the chunks
@@ -117,8 +121,12 @@ class Pool:
         self._stopping.value = 0
 
     def shut_down(self) -> None:
-        """End the threads for good; ranges then run on the calling thread."""
+        """End the threads for good; ranges then run on the calling thread.
+
+        Native code would call into the interpreter to start them, which may be gone by then.
+        """
         with self._lock:
+            self._has_ended = True
             self._end_threads()
             self._ready.value = 1
 
@@ -130,7 +138,7 @@ class Pool:
 
     def after_fork_in_parent(self) -> None:
         """Let the threads start again when they are needed."""
-        self._ready.value = 0
+        self._ready.value = int(self._has_ended)
         self._lock.release()
 
     def after_fork_in_child(self) -> None:

@@ -302,7 +302,7 @@ class LinearTrace(GraphTrace):
 
 
 def _linear_graph(flat: FlatFunction, xs: Sequence[Tensor]) -> tuple[list[Tensor], Closure]:
-    recorder = LinearTrace()
+    recorder, since = LinearTrace(), reverse.next_node_number()
     with active_trace(recorder):
         inputs = [Variable(x.type) for x in xs]
         tangents = [
@@ -312,7 +312,8 @@ def _linear_graph(flat: FlatFunction, xs: Sequence[Tensor]) -> tuple[list[Tensor
         results, output_tangents = forward.jvp(flat, xs, tangents)
         outputs = tuple(recorder.atom(t) for t in reverse.or_zeros(output_tangents, results))
     graph = Graph((*inputs, *recorder.captures), tuple(recorder.nodes), outputs)
-    return results, Closure(without_dead_nodes(graph), tuple(recorder.captured))
+    captured = reverse.off_finished_tapes(recorder.captured, since)
+    return results, Closure(without_dead_nodes(graph), tuple(captured))
 
 
 def jacobian(

@@ -52,7 +52,7 @@ from weft.ops.composed import (
     statistics,
 )
 from weft.ops.identity import stop_gradient
-from weft.ops.operands import as_tensor
+from weft.ops.operands import as_tensor, as_tensor_in
 from weft.ops.placement import to_device
 from weft.ops.selection import clip
 from weft.transforms import backward
@@ -135,7 +135,8 @@ def _fill(x: Tensor, value: Any) -> Tensor:
 def _copy(x: Tensor, source: Any) -> Tensor:
     """Take the values of another tensor, broadcast, converted and moved, and return the tensor."""
     refuse_part("copy_", x)
-    values = conversion.astype(as_tensor("copy_", source), x.dtype)
+    given = as_tensor_in("copy_", source, x.dtype) if type(source) in (float, complex) else source
+    values = conversion.astype(as_tensor("copy_", given), x.dtype)
     if not traces.recording:
         values = to_device(values, x.device)
     is_plain = values._node is None and is_host(values._value)

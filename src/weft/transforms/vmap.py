@@ -18,7 +18,7 @@ from weft.core.shapes import Dimension, equal, normalize_axis
 from weft.ir import batching
 from weft.ir.tensor import Tensor
 from weft.ops.operands import check_function
-from weft.transforms.arguments import flat_function
+from weft.transforms.arguments import FlatFunction, flat_function
 
 __all__ = ["vmap"]
 
@@ -54,6 +54,7 @@ def vmap(
     def map_over_batch(*args: Any, **kwargs: Any) -> Any:
         axes = _argument_axes(in_axes, args) + [0] * len(trees.leaves(kwargs))
         flat, tensors = flat_function("vmap", lambda a, k: f(*a, **k), (args, kwargs))
+        tensors = _without_shared_numbers(flat, tensors, axes)
         chosen = [axes[place] for place in flat.places]
         positions = [_position(x, axis) for x, axis in zip(tensors, chosen, strict=True)]
         size = _batch_size(tensors, positions, axis_size)
@@ -67,6 +68,23 @@ def vmap(
         )
 
     return map_over_batch
+
+
+def _without_shared_numbers(
+    flat: FlatFunction, tensors: Sequence[Tensor], axes: Sequence[int | None]
+) -> list[Tensor]:
+    """The tensors but for those of Python numbers that all elements share.
+
+    The function gets these as they are: as tensors they would have the default dtype, and fewer
+    digits than beside float64.
+    """
+    kept = [
+        (place, tensor)
+        for place, tensor in zip(flat.places, tensors, strict=True)
+        if axes[place] is not None or type(flat.template[place]) not in (bool, int, float, complex)
+    ]
+    flat.places = [place for place, _ in kept]
+    return [tensor for _, tensor in kept]
 
 
 def _argument_axes(in_axes: Axes, args: tuple[Any, ...]) -> list[int | None]:

@@ -95,10 +95,13 @@ def _of_indices(
     losses = wf.where(counts, -target_logs * scale, 0.0)
     if smoothing:
         class_logs = logs if weight is None else logs * _per_class(weight, logs, axis)
-        even_losses = wf.where(counts, -wf.sum(class_logs, axis=axis), 0.0) / logs.shape[axis]
+        even_losses = wf.where(counts, -wf.mean(class_logs, axis=axis), 0.0)
         losses = (1 - smoothing) * losses + smoothing * even_losses
     if reduction == "mean":
-        return wf.sum(losses) / wf.sum(scale)
+        # In 16 bits the sums of a large batch would overflow, or its count be rounded.
+        narrow = losses.dtype if losses.dtype.bits == 16 else None
+        sums = [wf.sum(x if narrow is None else x.astype(wf.float32)) for x in (losses, scale)]
+        return sums[0] / sums[1] if narrow is None else (sums[0] / sums[1]).astype(narrow)
     return reduce_losses(op, losses, reduction)
 
 

@@ -85,15 +85,16 @@ def _reduced_bags(
     rows: wf.Tensor, counted: wf.Tensor, labels: wf.Tensor, bags: Any, mode: str
 ) -> wf.Tensor:
     counted_column = wf.expand_dims(counted, axis=-1)
-    counts = wf.segment_sum(counted.astype(rows.dtype), labels, bags)  # [bags]
+    wide = rows.astype(wf.float32) if mode == "mean" and rows.dtype.bits == 16 else rows
+    counts = wf.segment_sum(counted.astype(wide.dtype), labels, bags)  # [bags]
     filled = wf.expand_dims(counts > 0, axis=-1)
     if mode == "max":
         largest = wf.segment_max(wf.where(counted_column, rows, -wf.inf), labels, bags)
         return wf.where(filled, largest, 0.0)
-    total = wf.segment_sum(wf.where(counted_column, rows, 0.0), labels, bags)
+    total = wf.segment_sum(wf.where(counted_column, wide, 0.0), labels, bags)
     if mode == "sum":
         return total
-    return total / wf.expand_dims(wf.maximum(counts, 1.0), axis=-1)
+    return (total / wf.expand_dims(wf.maximum(counts, 1.0), axis=-1)).astype(rows.dtype)
 
 
 def _bag_labels(

@@ -35,7 +35,7 @@ from weft.ops.arithmetic import add
 from weft.ops.comparison import less
 from weft.ops.control import same_type
 from weft.ops.control_call import call_graph as call_graph
-from weft.ops.operands import as_sequence, as_tensor, check_function, convert_to
+from weft.ops.operands import as_sequence, as_tensor, as_tensor_in, check_function, convert_to
 from weft.ops.random_bits import GENERATOR
 
 __all__ = ["case", "cond", "fori_loop", "map", "scan", "switch", "while_loop"]
@@ -387,14 +387,14 @@ def _record_stable_carry(
     record: Callable[[Sequence[Tensor]], Recorded],
 ) -> tuple[list[Tensor], Recorded]:
     """The carry, with Python numbers in the dtype that the function gives them; and the trace."""
-    weak = [type(leaf) in (bool, int, float, complex) for leaf in flatten(init)[0]]
+    given = flatten(init)[0]
     carry, structure = _tensors(op, init, "init")
     recorded = record(carry)
     _check_structure(op, structure, recorded)
     types = recorded.types
     wider = [
-        convert_to(c, t.dtype) if w and t.shape == () else c
-        for c, t, w in zip(carry, types, weak, strict=False)
+        as_tensor_in(op, leaf, t.dtype, "init") if _is_weak(leaf, c, t) else c
+        for leaf, c, t in zip(given, carry, types, strict=False)
     ]
     if any(a is not b for a, b in zip(wider, carry, strict=True)):
         carry, recorded = wider, record(wider)
@@ -403,6 +403,12 @@ def _record_stable_carry(
         if not same_type(c.type, t):
             raise _carry_error(op, recorded.name, path, c.type, t)
     return carry, recorded
+
+
+def _is_weak(leaf: Any, carry: Tensor, result: TensorType) -> bool:
+    """Whether a leaf is a Python number to which the function gives another dtype."""
+    is_number = type(leaf) in (bool, int, float, complex)
+    return is_number and result.shape == () and result.dtype is not carry.dtype
 
 
 # --- refusing ----------------------------------------------------------------------------------

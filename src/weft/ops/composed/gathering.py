@@ -28,7 +28,14 @@ from weft.ops.composed.indexing import from_the_front, getitem, with_update
 from weft.ops.composed.ingestion import ingest
 from weft.ops.composed.manipulation import broadcast_known, moveaxis, reshape_known, transpose_known
 from weft.ops.movement import is_below, slice_
-from weft.ops.operands import Operand, as_sequence, as_tensor, convert_to, scalar_tensor
+from weft.ops.operands import (
+    Operand,
+    as_sequence,
+    as_tensor,
+    as_tensor_in,
+    convert_to,
+    scalar_tensor,
+)
 from weft.ops.selection import extremes, where
 from weft.ops.sorting import along_axis
 
@@ -125,7 +132,7 @@ def _write_slices(
             fix="flatten it first: index.reshape(-1)",
         )
     shape = (*x.shape[:place], places.shape[0], *x.shape[place + 1 :])
-    updates = _broadcast_source(op, convert_to(as_tensor(op, source, "source"), x.dtype), shape)
+    updates = _broadcast_source(op, as_tensor_in(op, source, x.dtype, "source"), shape)
     if alpha != 1:
         updates = multiply(updates, alpha)
     return apply(primitive, x, moveaxis(updates, place, 0), places, axes=(place,), **params)
@@ -167,7 +174,7 @@ def put_along_axis(x: Operand, indices: Operand, values: Operand, /, *, axis: in
             got={"x": x, "indices": places},
             fix="broadcast x first: wf.broadcast_to",
         )
-    new = convert_to(place_beside(as_tensor("put_along_axis", values, "values"), x), x.dtype)
+    new = place_beside(as_tensor_in("put_along_axis", values, x.dtype, "values"), x)
     updates = _broadcast_source("put_along_axis", new, places.shape)
     everywhere = along_axis(places, place, places.shape)
     return apply(indexing.scatter, x, updates, *everywhere, axes=_all(x), unique=False)
@@ -315,7 +322,7 @@ def _scatter_along(
     **params: bool,
 ) -> Tensor:  # fmt: skip
     x, places, place = _check_index(op, x, axis, index)
-    updates = _fit_source(op, convert_to(as_tensor(op, src, "src"), x.dtype), places.shape)
+    updates = _fit_source(op, as_tensor_in(op, src, x.dtype, "src"), places.shape)
     everywhere = along_axis(places, place, places.shape)
     return apply(primitive, x, updates, *everywhere, axes=_all(x), **params)
 
@@ -376,7 +383,7 @@ def index_put(
         from_the_front("index_put", broadcast_known(index, shape), axis, x.shape[axis])
         for axis, index in enumerate(key)
     ]
-    new = convert_to(as_tensor("index_put", values, "values"), x.dtype)
+    new = as_tensor_in("index_put", values, x.dtype, "values")
     updates = _broadcast_source("index_put", new, (*shape, *x.shape[len(key) :]))
     return apply(indexing.scatter_add, x, updates, *places, axes=tuple(range(len(key))))
 
@@ -389,7 +396,7 @@ def masked_fill(x: Operand, mask: Operand, value: Operand) -> Tensor:
     [0.0, 2.0]
     """
     x = as_tensor("masked_fill", x)
-    return where(mask, convert_to(as_tensor("masked_fill", value, "value"), x.dtype), x)
+    return where(mask, as_tensor_in("masked_fill", value, x.dtype, "value"), x)
 
 
 def masked_select(x: Operand, mask: Operand) -> Tensor:
@@ -441,6 +448,6 @@ def dynamic_update_slice(x: Operand, update: Operand, starts: Sequence[Operand])
     [1.0, 1.0, 0.0]
     """
     x = as_tensor("dynamic_update_slice", x)
-    new = convert_to(as_tensor("dynamic_update_slice", update, "update"), x.dtype)
+    new = as_tensor_in("dynamic_update_slice", update, x.dtype, "update")
     places = _starts("dynamic_update_slice", starts)
     return apply(boxes.dynamic_update_slice, x, new, *places)

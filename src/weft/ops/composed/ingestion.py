@@ -8,7 +8,7 @@ f32[2]
 from __future__ import annotations
 
 import array as arrays
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -219,10 +219,18 @@ def _dlpack_device(obj: Any) -> tuple[int, int] | None:
 
 
 def _of_sequence(op: str, obj: Any, dtype: DType | None) -> Tensor:
-    if any(isinstance(leaf, Tensor) for leaf in _leaves(obj)):
-        stacked_tensor = _stack_nested(op, obj, "obj")
-        return stacked_tensor if dtype is None else convert_to(stacked_tensor, dtype)
-    return wrap(_array_of_numbers(op, obj, dtype))
+    tensors = [leaf for leaf in _leaves(obj) if isinstance(leaf, Tensor)]
+    if not tensors:
+        return wrap(_array_of_numbers(op, obj, dtype))
+    stacked_tensor = _stack_nested(op, obj, "obj", _floats_dtype(tensors, dtype))
+    return stacked_tensor if dtype is None else convert_to(stacked_tensor, dtype)
+
+
+def _floats_dtype(tensors: Sequence[Tensor], dtype: DType | None) -> DType | None:
+    """The dtype of floats among tensors: that of the result where it has more than the default."""
+    given = [x.dtype for x in tensors] if dtype is None else [dtype]
+    is_wide = any(d in (dtypes.float64, dtypes.complex128) for d in given)
+    return dtypes.float64 if is_wide else None
 
 
 def _leaves(obj: Any) -> Iterator[Any]:
@@ -234,11 +242,12 @@ def _leaves(obj: Any) -> Iterator[Any]:
                 yield each
 
 
-def _stack_nested(op: str, obj: Any, path: str) -> Tensor:
+def _stack_nested(op: str, obj: Any, path: str, floats: DType | None) -> Tensor:
     """Nested lists with tensors among their leaves, joined along new axes."""
     if not isinstance(obj, (list, tuple)):
-        return ingest(op, obj, None)[0]
-    parts = [_stack_nested(op, each, f"{path}[{i}]") for i, each in enumerate(obj)]
+        wide = {float: floats, complex: floats and dtypes.complex128}.get(type(obj))
+        return ingest(op, obj, wide)[0]
+    parts = [_stack_nested(op, each, f"{path}[{i}]", floats) for i, each in enumerate(obj)]
     for i, part in enumerate(parts):
         if part.shape != parts[0].shape:
             _refuse_ragged(op, f"{path}[{i}]", part.shape, parts[0].shape)

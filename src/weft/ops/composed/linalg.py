@@ -48,7 +48,14 @@ from weft.ops.matrices import (
     require_square,
 )
 from weft.ops.movement import broadcast_to, concatenate, reshape, slice_
-from weft.ops.operands import Operand, as_integer, as_tensor, convert_to, promote_operands
+from weft.ops.operands import (
+    Operand,
+    as_integer,
+    as_tensor,
+    as_tensor_in,
+    convert_to,
+    promote_operands,
+)
 from weft.ops.reduction import keep_reduced, reduce_max, reduce_sum
 from weft.ops.selection import where
 
@@ -309,7 +316,7 @@ def _threshold(op: str, x: Tensor, rtol: Operand | None) -> Tensor:
         height, width = x.shape[-2:]
         larger = height if height == width or height > width else width
         rtol = float(larger) * 2.0 ** -_EPSILON_BITS[dtype.name]
-    given = convert_to(as_tensor(op, rtol, "rtol"), dtype)
+    given = as_tensor_in(op, rtol, dtype, "rtol")
     return apply(broadcast_to, given, shape=x.shape[:-2])
 
 

@@ -20,7 +20,13 @@ from weft.ops.composed.norms import vector_norm
 from weft.ops.elementary import exp, log, sigmoid
 from weft.ops.identity import stop_gradient
 from weft.ops.movement import slice_
-from weft.ops.operands import allowed_dtype, as_tensor, convert_to, promote_operands
+from weft.ops.operands import (
+    allowed_dtype,
+    as_tensor,
+    convert_to,
+    promote_operands,
+    with_room_for_sums,
+)
 from weft.ops.reduction import keep_reduced, reduce_max, reduce_sum
 
 __all__ = ["cosine_similarity", "glu", "log_softmax", "normalize", "softmax", "softmin"]
@@ -56,8 +62,8 @@ def softmax(x: Any, /, *, axis: Axis = -1) -> Tensor:
     [0.5, 0.5, 0.0]
     """
     tensor, axes = _float_operand("softmax", x, axis)
-    powers = exp(_less_maximum(tensor, axes))
-    return powers / _sum(powers, axes)
+    powers = with_room_for_sums(exp(_less_maximum(tensor, axes)), axes)
+    return convert_to(powers / _sum(powers, axes), tensor.dtype)
 
 
 @unit
@@ -70,7 +76,8 @@ def log_softmax(x: Any, /, *, axis: Axis = -1) -> Tensor:
     """
     tensor, axes = _float_operand("log_softmax", x, axis)
     shifted = _less_maximum(tensor, axes)
-    return shifted - log(_sum(exp(shifted), axes))
+    powers = with_room_for_sums(exp(shifted), axes)
+    return shifted - convert_to(log(_sum(powers, axes)), tensor.dtype)
 
 
 @unit

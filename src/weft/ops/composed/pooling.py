@@ -29,7 +29,7 @@ from weft.ops.contraction import NONE, dot
 from weft.ops.convolution import Padding
 from weft.ops.indexing import gather
 from weft.ops.movement import broadcast_to
-from weft.ops.operands import alias, allowed_dtype, apply_as, as_tensor, convert_to
+from weft.ops.operands import alias, allowed_dtype, apply_as, as_tensor, convert_to, widen_sums
 from weft.ops.reduction import reduce_max
 from weft.ops.windows import window_argmax, window_max, window_pick, window_sum
 
@@ -194,14 +194,17 @@ def _avg_pool(
 ) -> Tensor:
     tensor, added = with_batch_axis(op, _inexact_operand(op, x), rank)
     params = _window(op, rank, tensor, kernel_size, stride, padding, 1, ceil_mode)
-    total: Tensor = apply_as(op, window_sum, tensor, **params)
+    wide = widen_sums(tensor)
+    total: Tensor = apply_as(op, window_sum, wide, **params)
     given_padding = sides(op, padding, rank)
     # All windows have as many elements, unless ceil_mode has added padding that never counts.
     all_full = params["padding"] == given_padding
     if all_full and (count_include_pad or not any(map(any, given_padding))):
-        return without_batch_axis(total / float(np.prod(params["window"])), added)
-    counting_padding = given_padding if count_include_pad else ((0, 0),) * rank
-    return without_batch_axis(total / _counts(tensor, counting_padding, params), added)
+        means = total / float(np.prod(params["window"]))
+    else:
+        counting_padding = given_padding if count_include_pad else ((0, 0),) * rank
+        means = total / _counts(wide, counting_padding, params)
+    return without_batch_axis(convert_to(means, tensor.dtype), added)
 
 
 def _counts(x: Tensor, counting_padding: Padding, params: dict[str, Any]) -> Tensor:

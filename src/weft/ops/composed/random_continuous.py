@@ -44,7 +44,7 @@ from weft.ops.elementary import cos, exp, log, log1p, rsqrt, sin, sqrt
 from weft.ops.identity import stop_gradient
 from weft.ops.logic import bitwise_and, bitwise_right_shift, logical_not, logical_or
 from weft.ops.movement import broadcast_to, concatenate, reshape, slice_
-from weft.ops.operands import as_tensor, convert_to
+from weft.ops.operands import as_tensor, as_tensor_in, convert_to
 from weft.ops.placement import takes_device
 from weft.ops.random_bits import fold_key
 from weft.ops.random_gamma import gamma_by_concentration
@@ -293,7 +293,7 @@ def truncated_normal(
     op = "random.truncated_normal"
     given = {"low": low, "high": high, "mean": mean, "std": std}
     wanted, target, values = read_parameters(op, shape, dtype, **given)
-    low, high, mean, std = (convert_to(as_tensor(op, value), float64) for value in values)
+    low, high, mean, std = (as_tensor_in(op, value, float64) for value in values)
     require(op, np.less, "low < high", f"wf.{op}(shape, -2.0, 2.0)", low=low, high=high)
     require(op, lambda s: s > 0, "std > 0", f"wf.{op}(shape, std=1.0)", std=std)
     below, above = (
@@ -499,7 +499,7 @@ def _log_gamma_sample(key: Tensor, concentration: Tensor, shape: Shape) -> Tenso
 
 
 def _as_float64(op: str, value: Any) -> Tensor:
-    return convert_to(as_tensor(op, value), float64)
+    return as_tensor_in(op, value, float64)
 
 
 def _require_positive(op: str, **parameter: Any) -> None:

@@ -43,6 +43,7 @@ from weft.ops.operands import (
     convert_to,
     promote_operands,
     room,
+    widen_sums,
     wrong_dtype,
 )
 from weft.ops.selection import where
@@ -143,11 +144,13 @@ def segment_mean(
     >>> wf.segment_mean(wf.tensor([1.0, 5.0, 2.0]), wf.tensor([0, 1, 1])).tolist()
     [1.0, 3.5]
     """
-    total = segment_sum(data, segment_ids, num_segments)
+    given = as_tensor("segment_mean", data, "data")
+    total = segment_sum(widen_sums(given), segment_ids, num_segments)
     labels = index_tensor("segment_mean", segment_ids)
     ones = filled_tensor(labels.shape, total.dtype, 1)
     count = maximum(segment_sum(ones, labels, total.shape[0]), filled_tensor((), total.dtype, 1))
-    return divide(total, reshape_known(count, (*count.shape, *[1] * (total.ndim - 1))))
+    means = divide(total, reshape_known(count, (*count.shape, *[1] * (total.ndim - 1))))
+    return convert_to(means, given.dtype) if total.dtype is not given.dtype else means
 
 
 def _extreme(dtype: DType, sign: int) -> Any:

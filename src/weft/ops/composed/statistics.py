@@ -16,7 +16,7 @@ import numpy as np
 
 from weft.core.arrays import is_host
 from weft.core.dimensions import is_zero
-from weft.core.dtypes import DType, as_dtype, bool_, float32, float64, int64, real_of, uint64
+from weft.core.dtypes import DType, as_dtype, bool_, float64, int64, real_of, uint64
 from weft.core.errors import ArgumentError, AxisError
 from weft.core.shapes import Dimension, normalize_axes, normalize_axis, size
 from weft.ir.constants import beside_operands, place_beside
@@ -41,6 +41,8 @@ from weft.ops.operands import (
     as_tensor,
     convert_to,
     promote_operands,
+    widen_sums,
+    with_room_for_sums,
     wrong_dtype,
 )
 from weft.ops.selection import where
@@ -70,11 +72,6 @@ def _inexact_operand(op: str, x: Any) -> Tensor:
     """The operand in a dtype that has fractions: integers as float32."""
     tensor = as_tensor(op, x)
     return convert_to(tensor, allowed_dtype(op, tensor.dtype, "inexact", (tensor,)))
-
-
-def _widen_sums(x: Tensor) -> Tensor:
-    """16-bit floats as float32, so that intermediate sums do not overflow."""
-    return convert_to(x, float32) if x.dtype.bits == 16 else x
 
 
 # --- sums and products -------------------------------------------------------------------------
@@ -251,7 +248,7 @@ def mean(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     [2.0, 4.0]
     """
     tensor = _inexact_operand("mean", x)
-    out = _mean(_widen_sums(tensor), _axes("mean", tensor, axis), keepdims)
+    out = _mean(widen_sums(tensor), _axes("mean", tensor, axis), keepdims)
     return convert_to(out, tensor.dtype)
 
 
@@ -264,9 +261,10 @@ def nanmean(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     1.5
     """
     tensor = _inexact_operand("nanmean", x)
-    there = convert_to(equal(tensor, tensor), real_of(tensor.dtype))
-    total = nansum(tensor, axis=axis, keepdims=keepdims)
-    return total / sum(there, axis=axis, keepdims=keepdims)
+    wide = widen_sums(tensor)
+    there = convert_to(equal(wide, wide), real_of(wide.dtype))
+    total = nansum(wide, axis=axis, keepdims=keepdims)
+    return convert_to(total / sum(there, axis=axis, keepdims=keepdims), tensor.dtype)
 
 
 def average(x: Any, /, *, axis: Axis = None, weights: Any = None, keepdims: bool = False) -> Tensor:
@@ -278,15 +276,16 @@ def average(x: Any, /, *, axis: Axis = None, weights: Any = None, keepdims: bool
     """
     if weights is None:
         return mean(x, axis=axis, keepdims=keepdims)
-    values, weighing = promote_operands("average", (x, weights), "inexact")
+    given = promote_operands("average", (x, weights), "inexact")
+    values, weighing = (widen_sums(each) for each in given)
     products = values * weighing
     spread = weighing + values * 0.0 if weighing.shape != products.shape else weighing
     total = sum(products, axis=axis, keepdims=keepdims)
-    return total / sum(spread, axis=axis, keepdims=keepdims)
+    return convert_to(total / sum(spread, axis=axis, keepdims=keepdims), given[0].dtype)
 
 
 def _variance(op: str, x: Any, axis: Axis, correction: float, keepdims: bool) -> Tensor:
-    tensor = _widen_sums(_inexact_operand(op, x))
+    tensor = widen_sums(_inexact_operand(op, x))
     axes = _axes(op, tensor, axis)
     deviation = tensor - _mean(tensor, axes, keepdims=True)
     is_complex = deviation.dtype.is_complex
@@ -340,9 +339,11 @@ def logsumexp(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor
         empty = _reduce_axes(reduction.reduce_sum, tensor, axes, keepdims)
         return empty - float("inf")
     shift = _shift(tensor, axes)
-    total = _reduce_axes(reduction.reduce_sum, exp(tensor - shift), axes, keepdims=True)
+    powers = with_room_for_sums(exp(tensor - shift), axes)
+    total = _reduce_axes(reduction.reduce_sum, powers, axes, keepdims=True)
     nothing = equal(total, 0.0)
-    out = where(nothing, -float("inf"), log(where(nothing, 1.0, total))) + shift
+    logarithm = where(nothing, -float("inf"), log(where(nothing, 1.0, total)))
+    out = convert_to(logarithm, tensor.dtype) + shift
     if keepdims:
         return out
     dropped = tuple([dim for place, dim in enumerate(out.shape) if place not in axes])

@@ -190,6 +190,9 @@ def make_queue(serve_address: int, drain_address: int) -> tuple[Array, Callable[
     for place in (0, 4):
         if library.sem_init(ctypes.c_void_p(address + 8 * place), 0, 0):
             return None
+    # The thread waits at its words as long as there is a process, and so after the interpreter has
+    # let go of all arrays: memory that others have by then could wake it, to calls that are none.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(queue))
     native = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
     threading.Thread(
         target=native(serve_address), args=(address,), name="weft-communication", daemon=True

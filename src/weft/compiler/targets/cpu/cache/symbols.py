@@ -24,9 +24,9 @@ def remember_address(address: int, *name: str) -> int:
     return address
 
 
-def forget_address(address: int) -> None:
-    """Let an address be nobody's: the function is gone."""
-    _origins.pop(address, None)
+def forget_address(address: int, origins: dict[int, Origin] = _origins) -> None:
+    """Let an address be nobody's: the function is gone, and at the end this module before it."""
+    origins.pop(address, None)
 
 
 def finder(name: str, find: Callable[..., int | None]) -> None:
