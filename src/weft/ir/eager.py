@@ -38,7 +38,7 @@ from weft.ir.call_keys import DEEPEST, SIMPLE, plain_key, static_key
 from weft.ir.constants import beside_operands
 from weft.ir.derivatives import Tangent
 from weft.ir.dispatch import NATIVE, OBSERVERS, bind
-from weft.ir.kinds import Contraction, Elementwise, Random, Reduction, Window
+from weft.ir.kinds import Contraction, Elementwise, Movement, Random, Reduction, Window
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.tape import record
 from weft.ir.tensor import Tensor, grad_mode, traces, wrap
@@ -373,14 +373,46 @@ def run_primitive(primitive: Primitive, arrays: Sequence[Any], params: dict[str,
     return None if run is None else run(handles)
 
 
-def known_native(
-    primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]
-) -> Callable[[Sequence[Any]], Any] | None:
-    """What computes a primitive once more for arrays without gaps of the same types, compiled.
+Compute = Callable[[Sequence[Any]], Any]
+"""Computes the arrays of results; None where a call is to go the whole way."""
 
-    It gives the arrays of the results, or None for a call that is to go the whole way. None where
-    the primitive is computed by reference.
+
+def known_computation(
+    primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]
+) -> Compute | None:
+    """What computes a primitive once more for arrays of the host of the same types, with less work.
+
+    It is asked while work is native (`is_native`). None where the primitive goes the whole way.
     """
+    kind = primitive.kind
+    if isinstance(kind, Movement) and kind.view is not None and len(arrays) == 1:
+        return _known_reshape(params) if primitive.name == "reshape" else _known_view(kind, params)
+    are_plain = all(array.flags.c_contiguous for array in arrays)
+    return _known_native(primitive, arrays, params) if are_plain else None
+
+
+def _known_view(kind: Movement, params: dict[str, Any]) -> Compute:
+    """What shows elements of an array: nothing is computed, whatever its size."""
+    view = kind.view
+    return lambda arrays: (view(arrays[0], **params),)  # type: ignore[misc]
+
+
+def _known_reshape(params: dict[str, Any]) -> Compute:
+    """What gives an array another shape: it is copied where its elements are not in order."""
+    shape = params["shape"]
+
+    def reshape(arrays: Sequence[Any]) -> Any:
+        array = arrays[0]
+        copy = None if array.flags.c_contiguous else _native_copy(array)
+        return ((array if copy is None else copy).reshape(shape),)
+
+    return reshape
+
+
+def _known_native(
+    primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]
+) -> Compute | None:
+    """What computes a primitive compiled; None where it is computed by reference."""
     elements = settings.eager_elements
     least = elements * (times_large(primitive) or REPEATED.get(primitive.name, 0))
     if least == 0 or all(array.size < least for array in arrays) or not is_native():
