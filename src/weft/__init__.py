@@ -553,9 +553,11 @@ def _compile_unit(*call: _Any) -> _Any:
     return _import_module("weft.compiler.function.units").compile_unit(*call)
 
 
-def _turned_copy(array: _Any) -> _Any:
-    copies = _import_module("weft.compiler.targets.cpu.runtime.transposed_copies")
-    return copies.turned_copy(array)
+def _ordered_copy(array: _Any) -> _Any:
+    """Load the compiler for the first large copy."""
+    copies = _import_module("weft.compiler.targets.cpu.runtime.ordered_copies")
+    _eager.COPY[0] = copies.ordered_copy
+    return copies.ordered_copy(array)
 
 
 def _jit(f: _Any) -> _Any:
@@ -570,7 +572,7 @@ def _find_card(name: str) -> Device:
 
 _FINDERS["cuda"] = _find_card
 _eager.COMPILE.append(_compile_unit)
-_eager.COPY.append(_turned_copy)
+_eager.COPY.append(_ordered_copy)
 _eager.JIT.append(_jit)
 _methods.NAMESPACE.append(_sys.modules[__name__])
 _PUBLIC.append(_sys.modules[__name__])

@@ -418,3 +418,34 @@ def test_the_derivative_of_a_norm_stores_nothing_as_large_as_its_input(sizes: An
         wanted = gradient_of_norm(*map(wf.tensor, (x, scale, cotangent)))
     for one, other in zip(found, wanted, strict=True):
         np.testing.assert_allclose(one, other.numpy(), rtol=2e-4, atol=2e-5)
+
+
+# --- blocks of rows ------------------------------------------------------------------------------
+
+
+def weighted_rows(x: Any, c: Any) -> Any:
+    """A kernel over rows, and sums down the columns of what it reads."""
+    y = c * x
+    return x * y.sum(axis=-1, keepdims=True), y.sum(axis=0)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(16384, 256), (4096, 1024), (1024, 4096), (256, 256)])
+def test_a_block_of_rows_counts_what_several_stages_read(rows: int, width: int) -> None:
+    kinds = [wf.spec("float32", (rows, width))] * 2
+    plan = compile_program(wf.ir.trace(weighted_rows, *kinds)).plan
+    (blocks,) = [launch.blocks for launch in plan.launches if launch.blocks is not None]
+    assert len(blocks.read_again) == 2
+    held = 3 * 4 * width  # two operands and the result
+    chunk = 16
+    assert blocks.height({}) % chunk == 0
+    assert blocks.height({}) * held <= max(blocks.limits.row_block_bytes, chunk * held)
+    assert blocks.height({}) >= min(rows // blocks.limits.row_blocks, 64 * 1024 // held)
+
+
+@pytest.mark.parametrize("shape", [(2048, 300), (300, 2100), (700, 17)])
+def test_blocks_of_rows_have_the_same_bits_on_any_number_of_threads(shape: tuple[int, ...]) -> None:
+    x, c = drawn(1, *shape), drawn(2, *shape)
+    rows, sums = on_threads(weighted_rows, wf.tensor(x), wf.tensor(c))
+    expected = (c.astype(np.float64) * x).sum(axis=0)
+    np.testing.assert_allclose(sums, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(rows, x * (c * x).sum(-1, keepdims=True), rtol=1e-3, atol=1e-3)

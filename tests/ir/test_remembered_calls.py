@@ -11,7 +11,7 @@ import pytest
 
 import weft as wf
 from weft.ir import remembered_calls
-from weft.ir.eager import forms_of
+from weft.ir.eager import forms_of, known_computation
 from weft.ir.primitive import PRIMITIVES
 from weft.ir.remembered_calls import Remembered, remember_calls
 
@@ -185,3 +185,28 @@ def test_threads_share_a_remembered_program() -> None:
 
         with ThreadPoolExecutor(4) as pool:
             assert [*pool.map(totals, values)] == [{40_000.0 * i} for i in range(4)]
+
+
+def test_what_is_computed_at_once_asks_the_settings_and_leaves_errors_to_the_whole_way() -> None:
+    total, x = PRIMITIVES["reduce_sum"], np.arange(5, dtype=np.float32)
+    with wf.settings.changed(eager="native", eager_elements=256):
+        compute = known_computation(total, [x], {"axes": (0,)})
+        assert compute is not None
+        assert compute([x])[0].tolist() == 10.0
+        with wf.settings.changed(eager_elements=1):
+            assert compute([x]) is None
+        wrong = known_computation(total, [x[None]], {"axes": (3,)})
+        assert wrong is not None
+        assert wrong([x[None]]) is None
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_remembered_call_follows_settings_that_change(name: str) -> None:
+    f, array = FUNCTIONS[name], np.random.default_rng(3).normal(size=(24, 40)).astype(np.float32)
+    expected = f(wf.tensor(array)).numpy()
+    ways: list[dict[str, Any]] = [{}, {"eager": "reference"}, {"eager_elements": 1}, {}, {}]
+    for changes in [*ways, *ways]:
+        with wf.settings.changed(**changes):
+            np.testing.assert_allclose(f(wf.tensor(array)).numpy(), expected, rtol=1e-5, atol=1e-5)
+            turned = f(wf.tensor(array.T.copy()).T).numpy()
+        np.testing.assert_allclose(turned, expected, rtol=1e-5, atol=1e-5)

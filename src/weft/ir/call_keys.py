@@ -17,7 +17,7 @@ from weft.ir.tensor import Tensor, traces
 
 __all__ = ["DEEPEST", "SIMPLE", "number_key", "plain_key", "static_key"]
 
-_WHOLE = frozenset([int, type(None)])
+_INTEGER, _WHOLE = frozenset([int]), frozenset([int, type(None)])
 DEEPEST = 8
 """How deep lists of arguments may lie in each other."""
 SIMPLE = frozenset([int, bool, str, type(None), type(Ellipsis), DType])
@@ -74,6 +74,9 @@ def _read_plain(values: Any, parts: list[Any], handles: list[Tensor], depth: int
             parts.append(kind)
             parts += bounds
         elif kind is tuple or kind is list:
+            if _INTEGER.issuperset(map(type, value)):  # a shape, or axes: at once
+                parts += (kind, tuple(value))
+                continue
             if depth > DEEPEST:  # a list may hold itself
                 return False
             parts += (kind, len(value))

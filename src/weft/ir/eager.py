@@ -37,8 +37,8 @@ from weft.ir.autocast import AUTOCAST
 from weft.ir.call_keys import DEEPEST, SIMPLE, plain_key, static_key
 from weft.ir.constants import beside_operands
 from weft.ir.derivatives import Tangent
-from weft.ir.dispatch import NATIVE, OBSERVERS, bind
-from weft.ir.kinds import Contraction, Elementwise, Random, Reduction, Window
+from weft.ir.dispatch import NATIVE, OBSERVERS, bind, quiet
+from weft.ir.kinds import Contraction, Elementwise, Movement, Random, Reduction, Window
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.tape import record
 from weft.ir.tensor import Tensor, grad_mode, traces, wrap
@@ -67,9 +67,10 @@ WORTHWHILE: dict[type, int] = {Contraction: 16, Reduction: 64, Random: 4, Window
 """The kinds of primitives that run compiled by themselves, beside element-wise ones, and from how
 many times `eager_elements` on. Others move elements, which NumPy does by views or as quickly, or
 are opaque."""
-CHEAP, DIFFERENTIATED = 512, 16
-"""The same for element-wise ones: sums and products, which NumPy does as quickly on one core, and
-functions whose derivative is more than one operation."""
+CHEAP, DIFFERENTIATED = 256, 16
+"""The same for element-wise ones: sums and products, which NumPy does as quickly on one core, so
+that they are compiled where threads divide them, and functions whose derivative is more than one
+operation."""
 
 REPEATED = {"concatenate": 64}
 """Primitives of which calls run compiled that are made again and again, from how many times
@@ -373,17 +374,77 @@ def run_primitive(primitive: Primitive, arrays: Sequence[Any], params: dict[str,
     return None if run is None else run(handles)
 
 
-def known_native(
-    primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]
-) -> Callable[[Sequence[Any]], Any] | None:
-    """What computes a primitive once more for arrays without gaps of the same types, compiled.
+Compute = Callable[[Sequence[Any]], Any]
+"""Computes the arrays of results; None where a call is to go the whole way."""
 
-    It gives the arrays of the results, or None for a call that is to go the whole way. None where
-    the primitive is computed by reference.
+
+def known_computation(
+    primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]
+) -> Compute | None:
+    """What computes a primitive once more for arrays of the host of the same types, with less work.
+
+    It is asked while work is native (`is_native`). None where the primitive goes the whole way.
     """
+    kind = primitive.kind
+    if isinstance(kind, Movement) and kind.view is not None and len(arrays) == 1:
+        return _known_reshape(params) if primitive.name == "reshape" else _known_view(kind, params)
+    least = settings.eager_elements * _times_repeated(primitive)
+    if least == 0 or all(array.size < least for array in arrays):
+        return _known_reference(primitive, params)
+    are_plain = all(array.flags.c_contiguous for array in arrays)
+    return _known_native(primitive, arrays, params) if are_plain else None
+
+
+def _times_repeated(primitive: Primitive) -> int:
+    """From how many times `eager_elements` on a call that is made again runs compiled."""
+    return times_large(primitive) or REPEATED.get(primitive.name, 0)
+
+
+def _known_reference(primitive: Primitive, params: dict[str, Any]) -> Compute | None:
+    """What computes a primitive of arrays that are small, or that is never compiled.
+
+    An error is left to the whole way, which explains it.
+    """
+    elements, reference = settings.eager_elements, primitive.reference
+    if primitive.sees_to_warnings or isinstance(primitive.kind, Random):
+        return None
+
+    def compute(arrays: Sequence[Any]) -> Any:
+        if settings.eager_elements != elements:
+            return None
+        try:
+            result = quiet(reference, *arrays, **params)
+        except Exception:
+            return None
+        return (result if type(result) is HostArray else np.asarray(result),)
+
+    return compute
+
+
+def _known_view(kind: Movement, params: dict[str, Any]) -> Compute:
+    """What shows elements of an array: nothing is computed, whatever its size."""
+    view = kind.view
+    return lambda arrays: (view(arrays[0], **params),)  # type: ignore[misc]
+
+
+def _known_reshape(params: dict[str, Any]) -> Compute:
+    """What gives an array another shape: it is copied where its elements are not in order."""
+    shape = params["shape"]
+
+    def reshape(arrays: Sequence[Any]) -> Any:
+        array = arrays[0]
+        copy = None if array.flags.c_contiguous else _native_copy(array)
+        return ((array if copy is None else copy).reshape(shape),)
+
+    return reshape
+
+
+def _known_native(
+    primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]
+) -> Compute | None:
+    """What computes a primitive compiled; None where it is computed by reference."""
     elements = settings.eager_elements
-    least = elements * (times_large(primitive) or REPEATED.get(primitive.name, 0))
-    if least == 0 or all(array.size < least for array in arrays) or not is_native():
+    if not is_native():
         return None
     forms = forms_of(primitive, params)
     run, handles = (None, ()) if forms is None else forms.find(tuple(map(wrap, arrays)), {})
@@ -457,22 +518,49 @@ def large_elementwise(primitive: Primitive) -> Callable[[tuple[Tensor, ...]], Te
     product with an operand, the tape keeps the primitive itself; others are compiled both ways.
     """
     forms = Forms(lambda *operands: bind(primitive, *operands))
+    known: dict[Hashable, tuple[Compute, int]] = {}
+    """By dtypes and shapes: what computes arrays without gaps at once, and `eager_elements`."""
 
     def compute(operands: tuple[Tensor, ...]) -> Tensor | None:
         if traces.stack or OBSERVERS:
             return None
+        arrays, parts, has_node = list[Any](), list[Any](), False
+        for operand in operands:
+            array = operand._value
+            arrays.append(array)
+            parts += (array.dtype, array.shape)
+            has_node = has_node or operand._node is not None
+        key, is_recorded = tuple(parts), has_node and grad_mode.enabled
+        if is_recorded and not primitive.is_multilinear:
+            return compute_first(key, operands)
+        found = known.get(key)
+        made = None if found is None else compute_again(found, arrays)
+        result = compute_first(key, operands) if made is None else wrap(made[0])
+        if is_recorded and result is not None:
+            record(primitive, {}, operands, result)
+        return result
+
+    def compute_again(found: tuple[Compute, int], arrays: Sequence[Any]) -> Any:
+        compute_known, elements = found
+        is_usual = traces.device is None and traces.keeper is None and AUTOCAST.get() is None
+        is_same = is_usual and elements == settings.eager_elements and is_native()
+        return compute_known(arrays) if is_same else None
+
+    def compute_first(key: Hashable, operands: tuple[Tensor, ...]) -> Tensor | None:
         for operand in operands:
             if not operand._value.flags.c_contiguous:
                 return None
         run, handles = forms.find(operands, {})
         if run is None:
             return None
-        if not primitive.is_multilinear or not grad_mode.enabled:
-            result: Tensor = run(handles)
-            return result
-        result = run([wrap(handle._value) for handle in handles])
-        if any(handle._node is not None for handle in handles):
-            record(primitive, {}, operands, result)
+        if primitive.is_multilinear:  # `compute` sees to the tape
+            handles = [wrap(handle._value) for handle in handles]
+        result: Tensor = run(handles)
+        compute_known = getattr(run, "compute_known", None)
+        if compute_known is not None and traces.device is None and AUTOCAST.get() is None:
+            if len(known) >= FORMS:
+                known.clear()
+            known[key] = compute_known, settings.eager_elements
         return result
 
     return compute

@@ -64,7 +64,9 @@ def positive_part(x: Any) -> Any:
     """The greater of each element and 0; no result is -0.0."""
     zero = _zero(x.dtype)
     out = np.maximum(x, zero)
-    return out if out.dtype.kind in "iu" else out + zero
+    if out.dtype.kind in "iu":
+        return out
+    return np.add(out, zero, out=out if type(out) is np.ndarray else None)
 
 
 @cache
@@ -146,6 +148,8 @@ def total(x: Array, axes: tuple[int, ...]) -> Any:
     NumPy adds in pairs along contiguous elements only, and one by one along other axes: 2²⁵ ones
     in a column of float32s make 2²⁴ there.
     """
+    if x.ndim == 1 and axes and x.flags.c_contiguous:  # as below, with less to look at
+        return np.add.reduce(x, dtype=x.dtype)
     count = prod([x.shape[axis] for axis in axes])
     if count <= 2 * _BLOCK or x.dtype.kind in "biu":
         return np.add.reduce(x, axis=axes, dtype=x.dtype)

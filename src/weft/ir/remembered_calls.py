@@ -26,7 +26,7 @@ from weft.core.wrong_calls import RECALLS
 from weft.ir.autocast import AUTOCAST
 from weft.ir.call_keys import plain_key
 from weft.ir.dispatch import OBSERVERS, evaluate
-from weft.ir.eager import Forms, is_native, known_native
+from weft.ir.eager import Compute, Forms, is_native, known_computation
 from weft.ir.elsewhere import one_program
 from weft.ir.graph import Graph, Literal
 from weft.ir.kinds import Collective, Control
@@ -42,8 +42,6 @@ MOST_CALLS = 1024
 """How many kinds of calls of one function are remembered before all are forgotten."""
 LONGEST = 8
 """Primitives of a function that is remembered, at most."""
-Compute = Callable[[Sequence[Any]], Any]
-"""Computes the arrays of results; None where a call is to go the whole way."""
 
 
 @frozen
@@ -55,7 +53,7 @@ class Application:
     places: tuple[int, ...]
     has_derivative: bool
     known: list[Compute | None] = field(default_factory=list)
-    """What computes it at once, where a program does; None where none does. Empty at first."""
+    """What computes it with less work, or None where nothing does. Empty at first."""
 
     def __call__(self, given: Sequence[Tensor]) -> Tensor:
         """The result for tensors of the kinds that were remembered, with its place on the tape."""
@@ -76,8 +74,8 @@ class Application:
         result: Tensor = evaluate(self.primitive, arrays, self.params)
         if self.known or not arrays:
             return result
-        if all(type(array) is HostArray and array.flags.c_contiguous for array in arrays):
-            self.known[:] = [known_native(self.primitive, arrays, self.params)]
+        if all(type(array) is HostArray for array in arrays):
+            self.known[:] = [known_computation(self.primitive, arrays, self.params)]
         return result
 
 

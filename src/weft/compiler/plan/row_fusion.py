@@ -371,9 +371,15 @@ class _Fusion:
             for stage in self.stages
         )
         return RowBlocks(
-            tuple(self.stages), self.rows, dict(self.width), values, scratch, operands,
-            self.finder.limits,
+            tuple(self.stages), self.rows, dict(self.width), self.widths_read_again(), values,
+            scratch, operands, self.finder.limits,
         )  # fmt: skip
+
+    def widths_read_again(self) -> Widths:
+        """The elements of a row of each value that is read by several stages and made by none."""
+        root = self.finder.root
+        readers = Counter(v for s in self.stages for v in {root(each) for each in s.launch.values})
+        return {value: width for value, width in self.seen.items() if readers[value] > 1}
 
     def work(self, sizes: Sizes) -> float:
         """The work of all stages, which products, packing and loops over rows know."""
@@ -411,7 +417,8 @@ class _Fusion:
 class RowBlocks:
     """The stages of a row fusion, and how rows are cut into blocks.
 
-    widths: the elements of one row of each value that has rows; values: what is in memory, each
+    widths: the elements of one row of each value that is made; read_again: the same of values that
+    several stages read, which should stay in cache between them; values: what is in memory, each
     once; scratch: what is in scratch memory of a block; operands: for each stage its buffers, as
     places among the values, or as values in scratch memory.
     """
@@ -419,6 +426,7 @@ class RowBlocks:
     stages: tuple[Stage, ...]
     rows: Rows
     widths: Mapping[Value, Dimension]
+    read_again: Mapping[Value, Dimension]
     values: tuple[Value, ...]
     scratch: tuple[Value, ...]
     operands: tuple[tuple[int | Value, ...], ...]
@@ -426,7 +434,8 @@ class RowBlocks:
 
     def row_bytes(self, value: Value, sizes: Sizes) -> int:
         """The bytes that one row of a value takes."""
-        return _number(self.widths[value], sizes) * value.type.dtype.itemsize
+        width = self.widths[value] if value in self.widths else self.read_again[value]
+        return _number(width, sizes) * value.type.dtype.itemsize
 
     def height(self, sizes: Sizes) -> int:
         """The rows of a block: as many as a product wants, if they stay in cache."""
@@ -434,9 +443,9 @@ class RowBlocks:
         unit = lcm(*[_number(stage.few, sizes) for stage in self.stages])
         grains = [s.launch.grain(sizes) for s in self.stages if s.launch.kind in STARTS]
         wanted = min(grains, default=self.rows(sizes) // limits.row_blocks)
-        held = sum(self.row_bytes(value, sizes) for value in self.widths)
+        held = sum(self.row_bytes(value, sizes) for value in (*self.widths, *self.read_again))
         fits = min(wanted, limits.row_block_bytes // max(1, held))
-        if any(stage.launch.kind in EXACT for stage in self.stages):
+        if not grains or any(stage.launch.kind in EXACT for stage in self.stages):
             return max(1, fits // unit) * unit
         whole = lcm(unit, limits.tile_rows)
         step = whole if whole <= limits.most_rounded_rows else unit

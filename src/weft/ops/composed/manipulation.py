@@ -29,6 +29,7 @@ from weft.core.shapes import (
     normalize_axis,
     size,
 )
+from weft.core.wrong_calls import RECALLS
 from weft.ir.constants import place_beside
 from weft.ir.dispatch import apply
 from weft.ir.parts import as_part
@@ -97,6 +98,9 @@ def _reshape(x: Operand, shape: Any) -> Tensor:
     """`reshape`, which copies where it must."""
     tensor = as_tensor("reshape", x)
     return reshape_known(tensor, _found_shape(tensor, shape))
+
+
+RECALLS[reshape] = RECALLS[_reshape]  # a call without `copy` is known by the same key
 
 
 def _is_view(value: Any, shape: Shape) -> bool:

@@ -83,7 +83,9 @@ def _module(places: Fields) -> str:
     set_up = IRBuilder("set_up", ("ptr %table",), public=True)
     set_up.copy("@known", set_up.parameters[0], 8 * len(_KNOWN.names))
     known = f"@known = internal global {_KNOWN.text} zeroinitializer"
-    return module_text(known, set_up, _launch_function(places), _same_function(places))
+    return module_text(
+        known, set_up, _launch_function(places), _call_function(places), _same_function(places)
+    )
 
 
 def _launch_function(places: Fields) -> IRBuilder:
@@ -110,6 +112,22 @@ def _launch_function(places: Fields) -> IRBuilder:
     block["ended"] = ended
     is_fine = out.test("eq", out.load("i32", error), 0)
     out.answer(out.select(is_fine, *out.known.all("True", "None")))
+    return out
+
+
+def _call_function(places: Fields) -> IRBuilder:
+    """`call(block, *arrays)`; see `Entries`."""
+    out = _EntryBuilder("call", places)
+    _, given, count = out.parameters
+    block = out.elements_address(out.load("ptr", given))
+    buffers = out.room("ptr", count)
+    with out.loop(1, count) as i:
+        address = out.elements_address(out.pointer(given, i))
+        out.store(address, out.at("ptr", buffers, out.sub(i, 1)))
+    thread = out.call(out.known["PyEval_SaveThread"], result="ptr")
+    out.call(out.load("ptr", block), buffers, out.at("i64", block, 1), 0, 1)
+    out.call(out.known["PyEval_RestoreThread"], thread)
+    out.answer(out.known["None"])
     return out
 
 
@@ -173,8 +191,14 @@ class Entries:
     launch: Callable[..., bool | None]
     """`launch(block, *arrays)` runs a program: False if an array is none, or not contiguous, and
     nothing was run; None if the program has reported an error."""
+    call: Callable[..., None]
+    """`call(block, *arrays)` calls the native function whose address the block begins with, which
+    has a kernel's signature, with the arrays as they lie and the numbers behind the address."""
     same: Callable[[Array], bool]
     """Whether all is as a table says; see `weft.runtime.object_words`."""
+
+
+_ENTRIES = ("launch", "call", "same")
 
 
 class _Method(ctypes.Structure):
@@ -216,11 +240,11 @@ def _entries() -> Entries | None:
     text = _source()
     if text is None:
         return None
-    found = text_addresses(text, ("set_up", "launch", "same"))
+    found = text_addresses(text, ("set_up", *_ENTRIES))
     known = [*map(_address, _FUNCTIONS), *map(id, _OBJECTS.values())]
     table = np.array(known, np.int64)
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(found["set_up"])(table.ctypes.data)
-    return Entries(_function("launch", found["launch"]), _function("same", found["same"]))
+    return Entries(**{name: _function(name, found[name]) for name in _ENTRIES})
 
 
 def _address(name: str) -> int:

@@ -6,8 +6,10 @@ line of cache are read and written as a whole, on all threads.
 
 >>> import numpy as np
 >>> array = np.arange(32 * 48, dtype=np.float32).reshape(32, 48)
->>> bool((turned_copy(array.T) == array.T).all()), turned_copy(array.T).flags.c_contiguous
-(True, True)
+>>> turned_form(array.T)
+TurnedForm(stack=1, rows=32, columns=48, itemsize=4)
+>>> turned_form(array) is None
+True
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
-from weft.compiler.targets.cpu.engine import call_kernel
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.gemm import turn_vectors
 from weft.compiler.targets.cpu.runtime.thread_pool import thread_pool
 from weft.compiler.targets.llvm.ir_builder import KERNEL, IRBuilder, Struct, module_text
+from weft.core.records import frozen
 from weft.ir.eager import memory_order
 
 Array = np.ndarray[Any, Any]
@@ -36,23 +38,32 @@ SIZES = (4, 8)
 _TABLE = Struct("i64 rows, i64 columns, i64 blocks, i64 count, i64 grain, ptr parallel_for")
 
 
-def turned_copy(array: Array) -> Array | None:
-    """The array with its axes in order in memory; None where NumPy is to copy it."""
-    form = _form(array)
-    if form is None:
-        return None
-    stack, rows, columns = form
-    copy = np.empty(array.shape, array.dtype)
-    edge = LINE // array.itemsize
-    blocks = -(-columns // edge)
-    grain = max(1, CHUNK // (rows * edge))
-    numbers = [rows, columns, blocks, stack * blocks, grain, thread_pool().address]
-    call_kernel(_copy_address(array.itemsize), [array, copy], numbers)
-    return copy
+@frozen
+class TurnedForm:
+    """A stack of matrices [rows, columns] that lie as such and are shown turned."""
+
+    stack: int
+    rows: int
+    columns: int
+    itemsize: int
+
+    @property
+    def address(self) -> int:
+        """The address of the native function, which has a kernel's signature."""
+        return _copy_address(self.itemsize)
+
+    @property
+    def numbers(self) -> list[int]:
+        """What the native function is given."""
+        edge = LINE // self.itemsize
+        blocks = -(-self.columns // edge)
+        grain = max(1, CHUNK // (self.rows * edge))
+        count = self.stack * blocks
+        return [self.rows, self.columns, blocks, count, grain, thread_pool().address]
 
 
-def _form(array: Array) -> tuple[int, int, int] | None:
-    """The array as a stack of matrices [rows, columns] that lie as such and are shown turned.
+def turned_form(array: Array) -> TurnedForm | None:
+    """The form of an array whose last axes are shown before others.
 
     None where it is nothing of the kind, has gaps, or is smaller than a square.
     """
@@ -68,8 +79,9 @@ def _form(array: Array) -> tuple[int, int, int] | None:
         return None
     split = front + count - moved[0]
     rows, columns = prod(stored.shape[front:split]), prod(stored.shape[split:])
-    edge = LINE // array.itemsize
-    return (prod(stored.shape[:front]), rows, columns) if min(rows, columns) >= edge else None
+    if min(rows, columns) < LINE // array.itemsize:
+        return None
+    return TurnedForm(prod(stored.shape[:front]), rows, columns, array.itemsize)
 
 
 @cache
