@@ -39,6 +39,7 @@ from weft.ir.constants import beside_operands
 from weft.ir.derivatives import Tangent
 from weft.ir.dispatch import NATIVE, OBSERVERS, bind
 from weft.ir.kinds import Contraction, Elementwise, Random, Reduction, Window
+from weft.ir.number_arrays import number_reader
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.tape import record
 from weft.ir.tensor import Tensor, grad_mode, traces, wrap
@@ -86,27 +87,34 @@ COPIED = 64
 def unit(f: Callable[Parameters, Result]) -> Callable[Parameters, Result]: ...
 @overload
 def unit(
-    *, weights: Sequence[str]
+    *, weights: Sequence[str] = (), numbers: Sequence[str] = ()
 ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]: ...
 
 
-def unit(f: Any = None, *, weights: Sequence[str] = ()) -> Any:
+def unit(f: Any = None, *, weights: Sequence[str] = (), numbers: Sequence[str] = ()) -> Any:
     """Mark a function of tensors and settings as one unit of eager work.
 
     weights: the arguments that are parts of a model. Programs are compiled for their sizes, of
     which there are few; sizes of other arguments become symbols when they are seen to change.
+    numbers: the arguments that are Python floats and only computed with, beside tensors of one
+    dtype. A program reads them, so that there is one for all values: the function is given tensors.
     """
     if f is None:
-        return lambda function: _unit(function, weights)
-    return _unit(f, weights)
+        return lambda function: _unit(function, weights, numbers)
+    return _unit(f, weights, numbers)
 
 
-def _unit(f: Callable[..., Any], weights: Sequence[str]) -> Callable[..., Any]:
+def _unit(
+    f: Callable[..., Any], weights: Sequence[str], numbers: Sequence[str] = ()
+) -> Callable[..., Any]:
     forms, plain = Forms(f, weights), beside_operands(f)
+    read_numbers = number_reader(f, numbers) if numbers else None
 
     def recall(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if traces.stack or OBSERVERS or AUTOCAST.get() is not None:
             return None
+        if read_numbers is not None:
+            args, kwargs = read_numbers(args, kwargs)
         known = forms.find_known(args, kwargs)
         if known is None:
             return None
@@ -120,7 +128,10 @@ def _unit(f: Callable[..., Any], weights: Sequence[str]) -> Callable[..., Any]:
     def function(*args: Any, **kwargs: Any) -> Any:
         if traces.stack or OBSERVERS:
             return plain(*args, **kwargs)
-        run, handles = forms.find(args, kwargs)
+        given = args, kwargs
+        if read_numbers is not None and AUTOCAST.get() is None:
+            given = read_numbers(args, kwargs)
+        run, handles = forms.find(*given)
         if run is None:
             return plain(*args, **kwargs)
         try:
