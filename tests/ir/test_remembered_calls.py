@@ -11,7 +11,7 @@ import pytest
 
 import weft as wf
 from weft.ir import remembered_calls
-from weft.ir.eager import forms_of, known_computation
+from weft.ir.eager_primitives import forms_of, known_computation
 from weft.ir.primitive import PRIMITIVES
 from weft.ir.remembered_calls import Remembered, remember_calls
 

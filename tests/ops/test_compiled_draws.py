@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import weft as wf
-from weft.ir import eager
+from weft.ir import eager_primitives
 from weft.ops import random_bits
 
 
@@ -14,7 +14,7 @@ def test_words_that_compiled_code_draws_are_those_of_the_reference(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More counts than there are programs of their own for: the last ones share one."""
-    monkeypatch.setattr(eager, "DRAWN", 2000)
+    monkeypatch.setattr(eager_primitives, "DRAWN", 2000)
 
     def draw() -> list[bytes]:
         key = wf.random.key(5)
@@ -35,7 +35,7 @@ def test_a_large_draw_is_made_by_compiled_code(monkeypatch: pytest.MonkeyPatch) 
         raise AssertionError("drawn by reference")
 
     monkeypatch.setattr(random_bits, "_fill_many", refuse)
-    monkeypatch.setattr(eager, "DRAWN", 5000)
+    monkeypatch.setattr(eager_primitives, "DRAWN", 5000)
     assert wf.random.uniform((5000,)).shape == (5000,)
     with pytest.raises(AssertionError, match="drawn by reference"):
         wf.random.uniform((4999,))

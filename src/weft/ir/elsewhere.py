@@ -19,16 +19,22 @@ import numpy as np
 
 from weft.core.arrays import CONCRETE, HostArray, can_compute_on, move
 from weft.core.dtypes import BY_NUMPY
+from weft.core.records import frozen
 from weft.core.settings import settings
 from weft.ir.call_keys import static_key
 from weft.ir.constants import beside_operands
 from weft.ir.dispatch import ELSEWHERE, KNOWN_ELSEWHERE, OBSERVERS, bind
-from weft.ir.eager import COMPILE, FORMS, Forms, forms_of, is_native
+from weft.ir.eager import COMPILE, FORMS, Forms, is_native
+from weft.ir.eager_primitives import forms_of
+from weft.ir.kinds import Movement
+from weft.ir.number_arrays import number_array
 from weft.ir.parts import as_part
 from weft.ir.primitive import Primitive
 from weft.ir.tensor import Tensor, traces, wrap
 
 Parameters = ParamSpec("Parameters")
+Compute = Callable[[Sequence[Any]], Sequence[Any]]
+"""Computes the arrays of results of arrays."""
 
 
 def run_elsewhere(primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]) -> Any:
@@ -38,18 +44,93 @@ def run_elsewhere(primitive: Primitive, arrays: Sequence[Any], params: dict[str,
     """
     if OBSERVERS or not settings.compiler or not COMPILE:
         return None
-    forms = forms_of(primitive, params)
-    if forms is None:
+    compute = _shown_stretch(primitive, arrays, params)
+    if compute is not None:
+        _remember_computing(primitive, arrays, params, compute)
+        return wrap(compute(arrays)[0])
+    run, numbers = _find_placed(primitive, arrays, params)
+    if run is None:
+        numbers, forms = (), forms_of(primitive, params)
+        run = None if forms is None else forms.find(tuple(map(wrap, arrays)), {})[0]
+    if run is None:
         return None
-    run, handles = forms.find(tuple([wrap(array) for array in arrays]), {})
-    result = None if run is None else run(handles)
-    compute, quick = getattr(run, "compute", None), getattr(run, "quick_compute", None)
+    given = [*arrays, *numbers]
+    result = run([*map(wrap, given)])
+    if hasattr(run, "compute") and hasattr(run, "quick_compute"):
+        compute = run.quick_compute(given) or run.compute
+        if numbers:
+            compute = _beside_numbers(compute, numbers)
+        _remember_computing(primitive, arrays, params, compute)
+    return result
+
+
+def _remember_computing(
+    primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any], compute: Compute
+) -> None:
+    """Let later calls on arrays of the same kinds find what computes them."""
     key = key_elsewhere(primitive, arrays, params)
-    if compute is not None and quick is not None and key is not None:
+    if key is not None:
         if len(_computing) >= FORMS:
             _computing.clear()
-        _computing[key] = quick(arrays) or compute
-    return result
+        _computing[key] = compute
+
+
+def _beside_numbers(compute: Compute, numbers: Sequence[Any]) -> Compute:
+    """What computes a call whose last operands are these numbers."""
+    return lambda arrays: compute([*arrays, *numbers])
+
+
+def _shown_stretch(
+    primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]
+) -> Compute | None:
+    """What gives a movement whose elements lie one after the other, without a launch.
+
+    None for any other. There is no code for it either, whatever its places are.
+    """
+    view = primitive.kind.view if type(primitive.kind) is Movement else None
+    if view is None or not is_native() or getattr(arrays[0], "kind", None) is None:
+        return None
+    if not hasattr(arrays[0], "part_at"):
+        return None
+    stretch = arrays[0].kind.stretch(view(arrays[0].kind.layout, **params))
+    return None if stretch is None else lambda arrays: (arrays[0].part_at(*stretch),)
+
+
+@frozen
+class PlacedCall:
+    """A call of a primitive with its places as data: one program computes it for all places.
+
+    function: of the operands, a list of the places as tensors without axes, and the options.
+    """
+
+    function: Callable[..., Tensor]
+    places: tuple[int, ...]
+    options: tuple[Any, ...]
+
+
+PLACED: dict[str, Callable[..., PlacedCall | None]] = {}
+"""For primitives with places among their parameters: what such a call is, given shapes of operands
+and the parameters; None where nothing in it is a place."""
+_placed_forms: dict[Callable[..., Tensor], Forms] = {}
+
+
+def _find_placed(
+    primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]
+) -> tuple[Any, Sequence[Any]]:
+    """What runs a call with its places as data, and their arrays; None where that is not done."""
+    read = PLACED.get(primitive.name)
+    call = None if read is None else read(*[array.shape for array in arrays], **params)
+    if call is None:
+        return None, ()
+    device = arrays[0].device
+    places = [number_array(place, _PLACE, device) for place in call.places]
+    forms = _placed_forms.get(call.function)
+    if forms is None:
+        forms = _placed_forms.setdefault(call.function, Forms(call.function))
+    return forms.find((*map(wrap, arrays), [*map(wrap, places)], *call.options), {})[0], places
+
+
+_PLACE = np.dtype("int64")
 
 
 def run_known_elsewhere(
@@ -94,7 +175,7 @@ def key_elsewhere(
     return found
 
 
-_computing: dict[Hashable, Callable[[Sequence[Any]], Sequence[Any]]] = {}
+_computing: dict[Hashable, Compute] = {}
 """What computes primitives on other devices, by all that their programs depend on."""
 _PLAIN_BYTES = 2
 """The version of Python's own bytes in which equal values have equal bytes."""
@@ -104,8 +185,6 @@ ELSEWHERE.append(run_elsewhere)
 KNOWN_ELSEWHERE.append(run_known_elsewhere)
 
 
-Compute = Callable[[Sequence[Any]], Sequence[Any]]
-"""Computes the arrays of results of arrays."""
 Computed = tuple[Any, Sequence[Any]]
 """The array of a result, and those of the operands."""
 

@@ -26,7 +26,8 @@ from weft.core.wrong_calls import RECALLS
 from weft.ir.autocast import AUTOCAST
 from weft.ir.call_keys import plain_key
 from weft.ir.dispatch import OBSERVERS, evaluate
-from weft.ir.eager import Compute, Forms, is_native, known_computation
+from weft.ir.eager import Forms, is_native
+from weft.ir.eager_primitives import Compute, known_computation
 from weft.ir.elsewhere import one_program
 from weft.ir.graph import Graph, Literal
 from weft.ir.kinds import Collective, Control
@@ -103,7 +104,22 @@ Applied = Callable[[list[Tensor]], Tensor]
 """What is computed of the tensors of a call."""
 
 
-def remember_calls(f: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor]:
+def remember_host_calls(f: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor]:
+    """Mark a function as `remember_calls` does that is as written on other devices than the host.
+
+    So are those whose options are places, which change from call to call: their primitives have one
+    program for all places there (`PLACED` in elsewhere.py).
+    """
+    return remember_calls(f, _as_written_elsewhere)
+
+
+def _as_written_elsewhere(forms: Forms, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    return None
+
+
+def remember_calls(
+    f: Callable[Parameters, Tensor], find_elsewhere: Callable[..., Applied | None] = one_program
+) -> Callable[Parameters, Tensor]:
     """Mark a function that applies a few primitives, by the types of its tensors and its options.
 
     It must call no unit (`weft.ir.eager`), which runs as a whole. A call that looks at values, as a
@@ -140,7 +156,7 @@ def remember_calls(f: Callable[Parameters, Tensor]) -> Callable[Parameters, Tens
             known.clear()
         if operands and type(operands[0]._value) is not HostArray:
             if is_native():
-                known[key] = one_program(forms, args, kwargs)
+                known[key] = find_elsewhere(forms, args, kwargs)
             applied = known.get(key)
             return f(*args, **kwargs) if applied is None else applied(operands)
         result = f(*args, **kwargs)

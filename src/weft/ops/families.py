@@ -36,7 +36,8 @@ from weft.core.types import TensorType
 from weft.ir.batching import move_axis
 from weft.ir.derivatives import OperandDerivative, Tangent
 from weft.ir.dispatch import OBSERVERS, apply, quiet
-from weft.ir.eager import is_native, large_elementwise, times_large
+from weft.ir.eager import is_native
+from weft.ir.eager_primitives import large_elementwise, times_large
 from weft.ir.elsewhere import KnownCalls, elementwise_elsewhere
 from weft.ir.kinds import Elementwise
 from weft.ir.primitive import PRIMITIVES, Lower, Mistake, Primitive, Sample

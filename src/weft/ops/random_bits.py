@@ -264,6 +264,20 @@ class Generator:
             handle._value = add(wrap(handle._value), _ONE)._value
         return key
 
+    def draw_number(self, op: str) -> tuple[Tensor, int | None]:
+        """The generator's key and the number of the next draw, of which `draw` makes a key.
+
+        Where the counter is traced, the key of the next draw, and no number.
+        """
+        refuse_batches(op)
+        with self._lock:
+            handle = self.current()
+            if not is_concrete(handle._value):
+                return self.draw(op), None
+            number = int(to_host(handle._value))
+            handle._value = np.array((number + 1) % (1 << 64), np.uint64)
+            return wrap(self.key._value), number
+
     def current(self) -> Tensor:
         """The handle of the counter that this thread draws from."""
         traced = self.here.counter

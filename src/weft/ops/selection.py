@@ -22,7 +22,8 @@ from weft.core.types import TensorType
 from weft.ir import numerics, ranges
 from weft.ir.derivatives import additive, constant, tangent
 from weft.ir.dispatch import apply
-from weft.ir.eager import DIFFERENTIATED, large_elementwise
+from weft.ir.eager import DIFFERENTIATED
+from weft.ir.eager_primitives import large_elementwise
 from weft.ir.kinds import Elementwise
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor, grad_mode, wrap

@@ -380,6 +380,24 @@ def of_dynamic_update_slice(
             yield split_axes((axis, axis, *starts), (axis,))
 
 
+def of_placed_box(
+    operands: Types, results: Types, params: Params, count: int
+) -> Iterator[Strategy]:
+    """Axes without a place that stay as they are."""
+    before, after, places = operands[0].shape, results[0].shape, [None] * (len(operands) - 1)
+    if len(before) != len(after):
+        return
+    for axis, dim in enumerate(before):
+        if axis in params["along"] or after[axis] != dim or not isinstance(dim, int):
+            continue
+        parts: dict[str, Any] = {
+            name: replace_size(params[name], axis, dim // count)
+            for name in ("sizes", "shape")
+            if name in params
+        }
+        yield split_axes((axis, *places), (axis,), **parts)
+
+
 # --- random bits ---------------------------------------------------------------------------------
 
 

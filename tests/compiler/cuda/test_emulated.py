@@ -16,9 +16,11 @@ from weft.compiler.targets.cuda import schedule as schedules
 from weft.compiler.targets.cuda.schedule import schedule
 from weft.compiler.targets.cuda.splitting import split_kernel
 from weft.core.dtypes import INDEX, float32
+from weft.ir.dispatch import apply
 from weft.ir.loop_reference import run_reference
 from weft.ir.loops import Accumulate, For, Kernel, Store, Update
 from weft.ir.scalars import Buffer, const, index, local
+from weft.ops.placed_boxes import lay_at, roll_at, slice_at
 
 Array = np.ndarray[Any, Any]
 
@@ -144,3 +146,63 @@ def test_what_several_threads_write_to_one_place_is_written_in_its_order() -> No
     assert plan.team > 1
     assert len(plan.exchanged_buffers) == 1
     check(kernel, drawn(300 * 300, 300) + [np.arange(300)] * 2 + drawn(300 * 300))
+
+
+def box(sizes: tuple[int, ...], strides: tuple[int, ...], *along: int) -> dict[str, Any]:
+    """The parameters of a box."""
+    return {"along": along, "sizes": sizes, "strides": strides}
+
+
+PLACED: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]] = {
+    "slice_at": (
+        lambda x, *at: apply(slice_at, x, *at, **box((4, 7, 9), (2, 1, 1), 0, 2), shape=(4, 63)),
+        (9, 7, 16),
+        (4, 7, 9),
+    ),
+    "whole rows": (
+        lambda x, a, b: apply(slice_at, x, a, **box((5, 64), (1, 1), 0), shape=(320,)),
+        (9, 64),
+        (5, 64),
+    ),
+    "lay_at": (
+        lambda x, *at: apply(lay_at, x, *at, **box((4, 7, 4), (2, 1, 3), 0, 2), shape=(9, 7, 16)),
+        (4, 7, 4),
+        (9, 7, 16),
+    ),
+    "roll_at": (
+        lambda x, a, b: apply(roll_at, x, a, b, along=(0, 1), back=False), (9, 64), (9, 64)
+    ),
+    "rolled back": (lambda x, a, b: apply(roll_at, x, b, along=(0,), back=True), (70,), (70,)),
+    "dynamic_slice": (
+        lambda x, a, b: wf.dynamic_slice(x, (a, b, 0), (5, 6, 5)), (9, 16, 5), (5, 6, 5)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_places_that_are_data_have_threads_for_all_elements(name: str) -> None:
+    function, shape, result = PLACED[name]
+    number = wf.spec("int64", ())
+    (lowered,) = program_of(function, [wf.spec("float32", shape), number, number]).lowered
+    kernel = lowered.kernel
+    plan = schedule(kernel)
+    assert plan.vector is not None, "one team would do all of the work"
+    assert plan.blocks({}) * plan.block * plan.width >= np.prod(result)
+    x, out = drawn(int(np.prod(shape)), int(np.prod(result)))
+    count = sum(buffer.dtype is INDEX for buffer in kernel.buffers)
+    for places in ((0, 0), (1, 4), (0, 3)):
+        starts = [np.array([place]) for place in places[:count]]
+        starts += [np.array([0])] * (count - len(starts))
+        check(kernel, [x, *starts, out])
+
+
+def test_a_box_is_written_by_as_many_threads_as_it_has_elements() -> None:
+    number, box = wf.spec("int64", ()), wf.spec("float32", (3, 40))
+    program = program_of(
+        lambda x, y, a: wf.dynamic_update_slice(x, y, (a, 0)),
+        [wf.spec("float32", (9, 64)), box, number],
+    )
+    (kernel,) = [each.kernel for each in program.lowered if "dynamic" in each.kernel.name]
+    assert [loop.kind for loop in schedule(kernel).grid] == ["parallel", "vector"]
+    update, out = drawn(120, 576)
+    check(kernel, [update, np.array([2]), np.array([0]), out])

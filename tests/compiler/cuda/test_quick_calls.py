@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Thread
@@ -15,6 +17,7 @@ from tests.hammer import at_once
 import weft as wf
 from weft.compiler.targets.cuda.array import RUN_LOCK
 from weft.compiler.targets.cuda.bound_program import BoundProgram
+from weft.compiler.targets.cuda.executable import BOUND
 from weft.ir import eager
 
 Call = Callable[[wf.Tensor, wf.Tensor, wf.Tensor], wf.Tensor]
@@ -235,6 +238,27 @@ def test_settings_and_precision_hold_for_calls_that_were_made_before(card: HostC
         np.testing.assert_array_equal(f(x, y, index).numpy(), wanted)
 
 
+def test_a_quick_call_keeps_its_program_when_other_sizes_take_its_place(card: HostCard) -> None:
+    """An executable keeps launches for some sizes; a call that was made before is made again."""
+    made: list[weakref.ref[BoundProgram]] = []
+    start = BoundProgram.__init__
+
+    def noted_start(self: BoundProgram, *args: Any) -> None:
+        start(self, *args)
+        made.append(weakref.ref(self))
+
+    tensors = [wf.full((2, 100 + n), 0.5, device="cuda") for n in range(2 * BOUND)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BoundProgram, "__init__", noted_start)
+        for x in tensors * 2:
+            wf.sin(x) * x
+    gc.collect()
+    assert len(made) >= 2 * BOUND
+    assert all(program() is not None for program in made), "native calls would read freed tables"
+    for x in tensors:
+        np.testing.assert_allclose((wf.sin(x) * x).numpy(), 0.5 * np.sin(0.5), rtol=1e-6)
+
+
 # --- parts ---------------------------------------------------------------------------------------
 
 
@@ -345,6 +369,8 @@ def test_a_fill_waits_while_a_stream_is_captured(card: HostCard) -> None:
     def work() -> None:
         found.append(wf.ones((3,), device="cuda"))
         found.append(x[1:3])  # which is a copy
+        found.append(wf.asarray(np.array([7.0, 8.0], np.float32)).to("cuda"))
+        found.append(x[:2].clone())
 
     thread = Thread(target=work)
     with RUN_LOCK:
@@ -354,7 +380,21 @@ def test_a_fill_waits_while_a_stream_is_captured(card: HostCard) -> None:
         assert thread.is_alive(), "a program may be captured by who holds the lock"
         assert "cuMemsetD32Async" not in card.names()
     thread.join()
-    assert [each.tolist() for each in found] == [[1, 1, 1], [1, 2]]
+    assert [each.tolist() for each in found] == [[1, 1, 1], [1, 2], [7, 8], [0, 1]]
+
+
+def test_a_copy_to_a_card_waits_while_a_stream_is_captured(card: HostCard) -> None:
+    wf.zeros((1,), device="cuda")
+    found: list[wf.Tensor] = []
+    thread = Thread(target=lambda: found.append(wf.asarray(np.ones(3)).to("cuda")))
+    with RUN_LOCK:
+        card.calls.clear()
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()
+        assert "cuMemcpyHtoDAsync_v2" not in card.names()
+    thread.join()
+    assert found[0].tolist() == [1, 1, 1]
 
 
 def test_tensors_of_one_value_are_part_of_programs_and_transforms(card: HostCard) -> None:

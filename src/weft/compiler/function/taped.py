@@ -33,7 +33,7 @@ from weft.core.dimensions import symbols_in
 from weft.core.records import frozen
 from weft.core.shapes import symbol
 from weft.core.types import TensorType
-from weft.ir.eager import contiguous_array
+from weft.ir.eager_primitives import contiguous_array
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
 from weft.ir.kinds import Elementwise, Movement
 from weft.ir.primitive import Primitive

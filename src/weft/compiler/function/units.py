@@ -24,7 +24,8 @@ from weft.compiler.graph_passes.user_rules import rewrites
 from weft.compiler.targets.target import Executable
 from weft.core.arrays import HostArray
 from weft.ir.dispatch import apply
-from weft.ir.eager import Declined, Orders, contiguous_array
+from weft.ir.eager import Declined, Orders
+from weft.ir.eager_primitives import contiguous_array
 from weft.ir.reverse import recording
 from weft.ir.tape import Leaf
 from weft.ir.tensor import Tensor, about_to_write, grad_mode, traces, wrap

@@ -43,7 +43,7 @@ def relu6(x: wf.Tensor) -> wf.Tensor:
     return hardtanh(x, 0.0, 6.0)
 
 
-@unit
+@unit(numbers=("negative_slope",))
 def leaky_relu(x: wf.Tensor, negative_slope: float = 0.01) -> wf.Tensor:
     """x, times the slope where it is negative.
 
@@ -76,7 +76,7 @@ def prelu(x: wf.Tensor, weight: wf.Tensor) -> wf.Tensor:
 
 
 @follow_table
-@unit
+@unit(numbers=("alpha",))
 def elu(x: wf.Tensor, alpha: float = 1.0) -> wf.Tensor:
     """x, or alpha (exp(x) - 1) where it is negative.
 
@@ -87,7 +87,7 @@ def elu(x: wf.Tensor, alpha: float = 1.0) -> wf.Tensor:
 
 
 @follow_table
-@unit
+@unit(numbers=("alpha",))
 def celu(x: wf.Tensor, alpha: float = 1.0) -> wf.Tensor:
     """x, or alpha (exp(x / alpha) - 1) where it is negative.
 
@@ -191,7 +191,7 @@ def tanhshrink(x: wf.Tensor) -> wf.Tensor:
     return (wide - wf.tanh(wide)).astype(x.dtype, copy=False)
 
 
-@unit
+@unit(numbers=("min_val", "max_val"))
 def hardtanh(x: wf.Tensor, min_val: float = -1.0, max_val: float = 1.0) -> wf.Tensor:
     """x between two bounds.
 
@@ -222,7 +222,7 @@ def hardswish(x: wf.Tensor) -> wf.Tensor:
     return wf.where(x <= -3.0, 0.0, wf.where(x >= 3.0, x, inside * (inside + 3.0) / 6.0))
 
 
-@unit
+@unit(numbers=("lambd",))
 def hardshrink(x: wf.Tensor, lambd: float = 0.5) -> wf.Tensor:
     """x, and 0 where |x| is at most the bound.
 
@@ -232,7 +232,7 @@ def hardshrink(x: wf.Tensor, lambd: float = 0.5) -> wf.Tensor:
     return wf.where(wf.abs(x) <= lambd, 0.0, x)
 
 
-@unit
+@unit(numbers=("lambd",))
 def softshrink(x: wf.Tensor, lambd: float = 0.5) -> wf.Tensor:
     """x moved towards 0 by the bound, and no further than 0.
 
@@ -242,7 +242,7 @@ def softshrink(x: wf.Tensor, lambd: float = 0.5) -> wf.Tensor:
     return wf.where(wf.abs(x) <= lambd, 0.0, x - wf.copysign(lambd, x))
 
 
-@unit
+@unit(numbers=("threshold", "value"))
 def threshold(x: wf.Tensor, threshold: float, value: float) -> wf.Tensor:
     """x where it is above the threshold, and the value elsewhere.
 

@@ -70,7 +70,7 @@ def smooth_l1_loss(
 
 
 @follow_table
-@unit
+@unit(numbers=("delta",))
 def huber_loss(
     x: wf.Tensor, target: wf.Tensor, reduction: str = "mean", delta: float = 1.0
 ) -> wf.Tensor:

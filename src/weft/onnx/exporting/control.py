@@ -201,6 +201,11 @@ refuse("conv_last_weight_gradient", _COMPILERS)
 refuse("softmax_gradient", _COMPILERS)
 refuse("window_max_gradient", _COMPILERS)
 
+_EAGER = "eager work on other devices than the host has it, and no trace does"
+refuse("lay_at", _EAGER)
+refuse("roll_at", _EAGER)
+refuse("slice_at", _EAGER)
+
 _COLLECTIVES = "it speaks to other processes, and a file is a program of one"
 refuse("all_gather", _COLLECTIVES)
 refuse("all_reduce_max", _COLLECTIVES)

@@ -98,7 +98,7 @@ def nan_to_num(
     return where(isnan(tensor), nan, below)
 
 
-@unit
+@unit(numbers=("weight",))
 def lerp(start: Any, end: Any, weight: Any, /) -> Tensor:
     """Linear interpolation: start where the weight is 0, exactly end where it is 1.
 

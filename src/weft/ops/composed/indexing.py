@@ -44,6 +44,7 @@ from weft.core.shapes import Dim, Dimension, Shape, broadcast_shapes, equal
 from weft.ir.constants import place_beside
 from weft.ir.dispatch import apply
 from weft.ir.elsewhere import device_unit
+from weft.ir.number_arrays import number_array
 from weft.ir.parts import as_part, living_origin
 from weft.ir.tensor import Tensor, grad_mode, host_array, wrap
 from weft.ops import movement
@@ -54,6 +55,7 @@ from weft.ops.composed.manipulation import broadcast_known, reshape_known, trans
 from weft.ops.indexing import extent, gather, out_of_range, scatter
 from weft.ops.movement import inverse, is_below
 from weft.ops.operands import Operand, array_tensor, as_tensor, convert_to, scalar_tensor
+from weft.ops.placed_movement import Bounds, select_at
 from weft.ops.selection import where
 
 __all__: list[str] = []
@@ -68,18 +70,26 @@ def getitem(x: Tensor, key: Any, /) -> Tensor:
     value, items = x._value, key if type(key) is tuple else (key,)
     if type(value) not in CONCRETE:
         return _selected_elements(x, key)
-    if x._node is None or not grad_mode.enabled:
-        view = _view(value, items)
-        if view is not None:
-            part = wrap(view)
-            part._origin = (ref(x), key, x._origin and living_origin(x._origin))
-            return part
+    is_taped = x._node is not None and grad_mode.enabled
+    view = None if is_taped and type(value) is HostArray else _view(value, items)
+    if view is not None and not is_taped:
+        part = wrap(view)
+        part._origin = (ref(x), key, x._origin and living_origin(x._origin))
+        return part
     if type(value) is HostArray:
         return _selected_elements(x, key)
     if _BASIC.issuperset(map(type, items)):
-        return as_part(_select_by_program(x, key), x, key)
-    are_known = all(map(_is_known_beside_devices, items))
-    return _select_by_program(x, key) if are_known else _selected_elements(x, key)
+        selected = select_at(x, key, view, lambda: _bounds(select(x, read_key(x, key))))
+        return _selected_elements(x, key) if selected is None else as_part(selected, x, key)
+    if not all(map(_is_known_beside_devices, items)):
+        return _selected_elements(x, key)
+    return _select_by_program(x, _with_placed_integers(x, key) if int in map(type, items) else key)
+
+
+def _bounds(selection: Selection) -> Bounds:
+    given: Any = selection  # of a device's tensor: without symbols
+    places = tuple(given.starts), tuple(given.stops), tuple(given.strides)
+    return Bounds(*places, tuple(given.flips), given.shape)
 
 
 def _selected_elements(x: Tensor, key: Any) -> Tensor:
@@ -91,6 +101,22 @@ def _selected_elements(x: Tensor, key: Any) -> Tensor:
 
 
 _select_by_program = device_unit(_selected_elements)
+
+
+def _with_placed_integers(x: Tensor, key: Any) -> tuple[Any, ...]:
+    """A key of index tensors with its integers as numbers of the device.
+
+    So one program serves all of them. One out of range is refused here.
+    """
+    items, axis, placed = read_key(x, key), 0, list[Any]()
+    for item in items:
+        if isinstance(item, int):
+            place = _position(item, axis, x.shape[axis])
+            placed.append(wrap(number_array(operator.index(place), INDEX.numpy, x.device)))
+        else:
+            placed.append(Ellipsis if isinstance(item, Whole) else item)
+        axis += item.count if isinstance(item, Whole) else _rank(item)
+    return tuple(placed)
 
 
 def _is_known_beside_devices(item: Any) -> bool:

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from weft.core import shapes as rules
-from weft.core.arrays import HostArray
+from weft.core.arrays import CONCRETE, HostArray
 from weft.core.dimensions import is_zero
+from weft.core.dtypes import INDEX
 from weft.core.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from weft.core.shapes import (
     Dim,
@@ -32,8 +33,10 @@ from weft.core.shapes import (
 from weft.core.wrong_calls import RECALLS
 from weft.ir.constants import place_beside
 from weft.ir.dispatch import apply
+from weft.ir.eager import is_native
+from weft.ir.number_arrays import number_array
 from weft.ir.parts import as_part
-from weft.ir.remembered_calls import remember_calls
+from weft.ir.remembered_calls import remember_calls, remember_host_calls
 from weft.ir.tensor import Tensor, host_array, wrap
 from weft.ops import movement
 from weft.ops.composed.ingestion import ingest
@@ -48,6 +51,7 @@ from weft.ops.operands import (
     as_tensor,
     promote_operands,
 )
+from weft.ops.placed_boxes import roll_at
 
 __all__ = [
     "broadcast_arrays", "broadcast_shapes", "broadcast_to", "concat", "expand_dims", "flip",
@@ -350,7 +354,7 @@ def flip(x: Operand, /, *, axis: Axis | None = None) -> Tensor:
     return apply(movement.flip, x, axes=normalize_axes("flip", axis, x.ndim, {"x": x}))
 
 
-@remember_calls
+@remember_host_calls
 def roll(x: Operand, /, shift: Axis, *, axis: Axis | None = None) -> Tensor:
     """The elements moved along axes, those pushed out at one end coming in at the other.
 
@@ -377,9 +381,24 @@ def roll(x: Operand, /, shift: Axis, *, axis: Axis | None = None) -> Tensor:
             got={"shift": shift, "axis": axis},
             fix="wf.roll(x, (1, 2), axis=(0, 1))",
         )
+    if type(x._value) is not HostArray and type(x._value) in CONCRETE and is_native():
+        return _roll_elsewhere(x, shifts, axes)
     for each, amount in zip(axes, shifts, strict=True):
         x = _roll_axis(x, amount, each)
     return alias(x)
+
+
+def _roll_elsewhere(x: Tensor, shifts: Sequence[int], axes: Sequence[int]) -> Tensor:
+    """The same on another device, where one program serves all shifts."""
+    totals: dict[int, int] = {}
+    shape: tuple[Any, ...] = x.shape  # a device's array has no symbols
+    for axis, shift in zip(axes, shifts, strict=True):
+        if shape[axis] > 1:
+            totals[axis] = (totals.get(axis, 0) + shift) % shape[axis]
+    if x.size == 0 or not any(totals.values()):
+        return alias(x)
+    numbers = [wrap(number_array(each, INDEX.numpy, x.device)) for each in totals.values()]
+    return apply(roll_at, x, *numbers, along=tuple(totals), back=False)
 
 
 def _roll_axis(x: Tensor, shift: Any, axis: int) -> Tensor:

@@ -40,13 +40,12 @@ from weft.ops.composed.random_discrete import (
     binomial,
     categorical,
     choice,
-    dropout,
-    dropout_mask,
     permutation,
     poisson,
     randint,
     shuffle,
 )
+from weft.ops.composed.random_dropout import dropout, dropout_mask
 from weft.ops.composed.random_keys import (
     GeneratorState,
     bits,

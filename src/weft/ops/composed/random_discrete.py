@@ -1,4 +1,4 @@
-"""Discrete distributions, and random order, choice and dropout.
+"""Discrete distributions, and random order and choice.
 
 >>> import weft as wf
 >>> wf.random.randint(0, 10, (3,), key=wf.random.key(0)).dtype
@@ -16,12 +16,11 @@ from weft.core.dimensions import is_zero
 from weft.core.dtypes import DEFAULT_INTEGER, DType, as_dtype, float32, float64, int64, uint64
 from weft.core.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError, short_repr
 from weft.core.shapes import Dimension, Shape, check_shape, check_size, equal, normalize_axis
-from weft.ir import eager
 from weft.ir.batching import move_axis
 from weft.ir.constants import beside_operands
 from weft.ir.dispatch import apply
 from weft.ir.eager import by_reference
-from weft.ir.reverse import filled_tensor, zeros
+from weft.ir.reverse import filled_tensor
 from weft.ir.tensor import Tensor
 from weft.ops.arithmetic import abs as absolute
 from weft.ops.arithmetic import (
@@ -58,19 +57,19 @@ from weft.ops.identity import stop_gradient
 from weft.ops.indexing import gather
 from weft.ops.logic import logical_and, logical_not, logical_or
 from weft.ops.movement import broadcast_to, reshape, slice_
-from weft.ops.operands import as_number, as_tensor, convert_to, scalar_tensor
+from weft.ops.operands import as_tensor, convert_to, scalar_tensor
 from weft.ops.placement import default_device_here, on_device, takes_device
 from weft.ops.selection import where
 from weft.ops.sorting import argsort, searchsorted
 from weft.ops.special import lgamma
 
 __all__ = [
-    "bernoulli", "binomial", "categorical", "choice", "dropout", "dropout_mask", "permutation",
-    "poisson", "randint", "shuffle",
+    "bernoulli", "binomial", "categorical", "choice", "permutation", "poisson", "randint",
+    "shuffle",
 ]  # fmt: skip
 
 Key = Tensor | None
-_SHARE = "0 <= p <= 1"
+SHARE = "0 <= p <= 1"
 
 
 # --- integers and truth values -----------------------------------------------------------------
@@ -157,7 +156,7 @@ def bernoulli(p: Any = 0.5, shape: Any = None, *, key: Key = None, device: Any =
     """
     op = "random.bernoulli"
     wanted, target, (p,) = read_parameters(op, shape, None, p=p)
-    require(op, _is_share, _SHARE, f"wf.{op}(0.5)", p=p)
+    require(op, is_share, SHARE, f"wf.{op}(0.5)", p=p)
     return less(unit(key_or_next(op, key), wanted, working_dtype(target)), _widen_probability(p))
 
 
@@ -165,7 +164,7 @@ def _widen_probability(p: Any) -> Any:
     return convert_to(p, working_dtype(p.dtype)) if isinstance(p, Tensor) else p
 
 
-def _is_share(p: Any) -> Any:
+def is_share(p: Any) -> Any:
     return (p >= 0) & (p <= 1)
 
 
@@ -466,7 +465,7 @@ def binomial(
     wanted, _, (n, p) = read_parameters(op, shape, None, n=n, p=p)
     whole = "n: whole numbers from 0"
     require(op, lambda n: (n >= 0) & (n == np.floor(n)), whole, f"wf.{op}((), 10)", n=n)
-    require(op, _is_share, _SHARE, f"wf.{op}((), 10, 0.5)", p=p)
+    require(op, is_share, SHARE, f"wf.{op}((), 10, 0.5)", p=p)
     count, chance = (_discrete(op, x, wanted) for x in (n, p))
     # Above 1/2 failures are counted in place of successes: the methods need p ≤ 1/2.
     flipped = greater(chance, 0.5)
@@ -517,53 +516,3 @@ def _binomial_by_rejection(key: Tensor, n: Tensor, p: Tensor, shape: Shape) -> T
         return k, _is_rejected(us, v, bound, k, above, 0.0)
 
     return until_accepted(key, shape, propose)
-
-
-# --- dropout -----------------------------------------------------------------------------------
-
-
-@takes_device
-def dropout_mask(shape: Any, p: float = 0.5, *, key: Key = None, device: Any = None) -> Tensor:
-    """True where an element stays: each is dropped with the chance `p`.
-
-    >>> import weft as wf
-    >>> wf.random.dropout_mask((3,), 0.0, key=wf.random.key(0)).tolist()
-    [True, True, True]
-    """
-    op = "random.dropout_mask"
-    p = as_number(op, "p", p)
-    require(op, _is_share, _SHARE, f"wf.{op}(shape, 0.5)", p=p)
-    return bernoulli(1.0 - p, check_shape(op, shape), key=key_or_next(op, key))
-
-
-@beside_operands
-def dropout(x: Any, p: float = 0.5, training: bool = True, *, key: Key = None) -> Tensor:
-    """x with elements set to 0 with the chance `p`, the rest divided by 1 - p; x if not training.
-
-    >>> import weft as wf
-    >>> wf.random.dropout(wf.ones(4), 1.0).tolist()
-    [0.0, 0.0, 0.0, 0.0]
-    """
-    op = "random.dropout"
-    tensor = as_tensor(op, x)
-    p = as_number(op, "p", p)
-    require(op, _is_share, _SHARE, f"wf.{op}(x, 0.5)", p=p)
-    if not tensor.dtype.is_inexact:
-        raise DTypeError(
-            op,
-            "elements that stay are divided by 1 - p",
-            expected="a floating-point or complex tensor",
-            got={"x": tensor},
-            fix='x.astype("float32")',
-        )
-    if not training or p == 0:
-        return tensor
-    if p == 1:
-        return zeros(tensor.type)
-    return _drop_elements(tensor, p, key)
-
-
-@eager.unit
-def _drop_elements(x: Tensor, p: float, key: Key) -> Tensor:
-    stays = dropout_mask(x.shape, p, key=key_or_next("random.dropout", key))
-    return where(stays, divide(x, 1.0 - p), zeros(x.type))

@@ -29,7 +29,7 @@ from weft.ops.random_bits import DRAW, GENERATOR, SPLIT, fold_key, random_bits, 
 
 __all__ = ["GeneratorState", "bits", "fold_in", "get_state", "key", "seed", "set_state", "split"]
 
-_NOTHING = wrap(np.zeros((), np.uint64))
+_ZERO = np.zeros((), np.uint64)
 
 
 class GeneratorState(NamedTuple):
@@ -59,7 +59,7 @@ def split(key: Tensor, n: int = 2) -> Tensor:
     """
     _check_key("random.split", key)
     count = check_shape("random.split", n)
-    return apply(random_bits, key, _NOTHING, shape=(*count, 2), dtype=uint32, domain=SPLIT)
+    return apply(random_bits, key, _no_data(), shape=(*count, 2), dtype=uint32, domain=SPLIT)
 
 
 def fold_in(key: Tensor, data: Any) -> Tensor:
@@ -144,9 +144,17 @@ def bits(
 # --- what the distributions share --------------------------------------------------------------
 
 
+def _no_data() -> Tensor:
+    """What stands beside a key that nothing is folded into.
+
+    It is made anew each time: a tensor that is held would be state that programs read.
+    """
+    return wrap(_ZERO)
+
+
 def drawn_bits(key: Tensor, shape: Shape, dtype: DType) -> Tensor:
     """Words for a key that was checked."""
-    return apply(random_bits, key, _NOTHING, shape=shape, dtype=dtype, domain=DRAW)
+    return apply(random_bits, key, _no_data(), shape=shape, dtype=dtype, domain=DRAW)
 
 
 def derived_keys(key: Tensor, count: int) -> list[Tensor]:

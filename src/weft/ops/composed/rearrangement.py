@@ -19,7 +19,7 @@ from weft.ir.constants import beside_operands
 from weft.ir.dispatch import apply
 from weft.ir.eager import view_unit
 from weft.ir.parts import as_part
-from weft.ir.remembered_calls import remember_calls
+from weft.ir.remembered_calls import remember_calls, remember_host_calls
 from weft.ir.reverse import filled_tensor
 from weft.ir.tensor import Tensor
 from weft.ops.arithmetic import add, multiply
@@ -172,7 +172,7 @@ def rot90(x: Operand, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
 # --- parts -------------------------------------------------------------------------------------
 
 
-@remember_calls
+@remember_host_calls
 def narrow(x: Operand, axis: int, start: int, length: int) -> Tensor:
     """The stretch of an axis that begins at `start` and has a length.
 

@@ -32,6 +32,7 @@ from weft.compiler.lowering.nodes import (  # noqa: F401 (they register their ke
     depthwise,
     elements,
     gathers,
+    placed_boxes,
     pooling,
     scans,
     scatters,

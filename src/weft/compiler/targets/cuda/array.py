@@ -210,9 +210,10 @@ class CudaArray:
     def copy(self) -> CudaArray:
         """The same elements in memory of their own."""
         stream = self.memory.stream
-        stream.device.make_current()
-        memory = stream.allocate(self.nbytes)
-        stream.copy(memory, self.memory, self.nbytes)
+        with RUN_LOCK:
+            stream.device.make_current()
+            memory = stream.allocate(self.nbytes)
+            stream.copy(memory, self.memory, self.nbytes)
         return CudaArray(memory, self.dtype, self.shape)
 
     def __repr__(self) -> str:
@@ -324,9 +325,10 @@ def uploader(ordinal: int) -> Callable[[HostArray], CudaArray]:
 
     def upload(array: HostArray) -> CudaArray:
         stream = compute_stream(ordinal)
-        stream.device.make_current()
-        memory = stream.allocate(array.nbytes)
-        stream.upload(memory, array)
+        with RUN_LOCK:  # a copy must not become part of a graph that another thread captures
+            stream.device.make_current()
+            memory = stream.allocate(array.nbytes)
+            stream.upload(memory, array)
         return CudaArray(memory, array.dtype, array.shape)
 
     return upload

@@ -329,7 +329,9 @@ class BoundProgram:
 
         Its inputs are arrays of the kinds that the program was bound for. All that changes from
         call to call is in one native call, which holds Python's lock: there is nothing to wait for.
-        `slow` is called where somebody watches, and where that call does not succeed.
+        `slow` is called where somebody watches, and where that call does not succeed. What is
+        returned holds this program: an executable lets go of those for sizes of long ago, and with
+        them would go the tables and cells that the native call reads.
         """
         native, call = self._native, self._word_call
         if native is None or call is None or self.launches.count > QUICK_LAUNCHES:
@@ -339,12 +341,12 @@ class BoundProgram:
         if self._outputs > 1 or self._required:
             return self._quick_outputs(slow, call, native.address)
         (_, kind, pool), address, stream = self._own[0], native.address, self.stream
-        context, nbytes, described = stream.device.context, kind.nbytes, self._described
+        context, nbytes = stream.device.context, kind.nbytes
 
         def compute(arrays: Sequence[CudaArray]) -> Sequence[CudaArray]:
             if OBSERVERS or getattr(CURRENT, "context", None) != context:
                 return slow(arrays)
-            LAST_PROGRAM[0] = described
+            LAST_PROGRAM[0] = self._described
             memory = take_memory(stream, nbytes, pool)
             if call(address, *map(pointer_of, arrays), memory.pointer):
                 return slow(arrays)
@@ -354,14 +356,14 @@ class BoundProgram:
 
     def _quick_outputs(self, slow: Slow, call: Callable[..., int], address: int) -> Slow:
         """The same for several outputs, and for programs that need memory of their own."""
-        context, described = self.stream.device.context, self._described
+        context = self.stream.device.context
         stream, own = self.stream, [(kind, pool) for _, kind, pool in self._own]
         room = self._required_pool if self._required else None
 
         def compute(arrays: Sequence[CudaArray]) -> Sequence[CudaArray]:
             if OBSERVERS or getattr(CURRENT, "context", None) != context:
                 return slow(arrays)
-            LAST_PROGRAM[0] = described
+            LAST_PROGRAM[0] = self._described
             outputs = [
                 new_array(take_memory(stream, kind.nbytes, pool), kind) for kind, pool in own
             ]

@@ -26,7 +26,7 @@ from dataclasses import replace
 from functools import cached_property
 from math import prod
 
-from weft.compiler.fusion.long_sums import substitute_scalars
+from weft.compiler.fusion.long_sums import substitute_scalars, substitute_statement
 from weft.compiler.targets.cuda.machine import WARP
 from weft.compiler.targets.cuda.memory_accesses import (
     accesses,
@@ -153,6 +153,7 @@ def scratch_of_all(plan: Schedule, sizes: Mapping[str, int]) -> int:
 
 def schedule(kernel: Kernel) -> Schedule:
     """The layout of a kernel, which depends on the kernel only."""
+    kernel = _with_numbers_inside(kernel)
     grid, body = _nest(kernel)
     shared = _teams_of_block(kernel, grid, body)
     if shared is not None:
@@ -211,6 +212,22 @@ def _is_apart(teams: For, grid: tuple[For, ...], kernel: Kernel, closing: list[S
 
 
 # --- the loops of the grid ----------------------------------------------------------------------
+
+
+def _with_numbers_inside(kernel: Kernel) -> Kernel:
+    """The kernel with what is read before its one loop, such as the start of a box, read inside.
+
+    Beside it the loop would be no grid, and one team would do all of the work.
+    """
+    first = [each for each in kernel.body if isinstance(each, Let)]
+    loop = kernel.body[-1] if kernel.body else None
+    if not first or len(kernel.body) != len(first) + 1 or not isinstance(loop, For):
+        return kernel
+    if not written_buffers(kernel.body).isdisjoint(buffers_read(tuple(first))):
+        return kernel
+    for let in reversed(first):
+        loop = substitute_statement(loop, let.variable, let.value)
+    return replace(kernel, body=(loop,))
 
 
 def _nest(kernel: Kernel) -> tuple[tuple[For, ...], tuple[Statement, ...]]:

@@ -1,0 +1,124 @@
+"""Python numbers beside tensors as arrays: operands of a program, and no part of its code.
+
+A learning rate, a slope, the start of a slice: where such a number is part of a program, each new
+value is a program of its own. As an array without axes it is read when the program runs. On other
+devices than the host a number is copied once, and found again by its value.
+
+>>> import numpy as np
+>>> from weft.core.devices import CPU
+>>> number_array(0.1, np.dtype("float32"), CPU)
+array(0.1, dtype=float32)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from inspect import unwrap
+from typing import Any
+
+import numpy as np
+
+from weft.core.arrays import CONCRETE, HostArray, device_of, move
+from weft.core.devices import CPU, Device
+from weft.core.dtypes import BY_NUMPY
+from weft.core.settings import settings
+from weft.ir.tensor import Tensor, wrap
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""The arguments of a call, by position and by name."""
+
+MOST_NUMBERS = 4096
+"""How many numbers are kept on other devices before all are forgotten."""
+BLOCK, APART = 1024, 2
+"""Whole numbers from 0 on come in blocks, of which each number is a part: so a counter is copied
+once in so many calls. Parts begin 16 bytes apart, where kernels may read vectors."""
+_kept: dict[tuple[Any, ...], Any] = {}
+
+
+def number_array(value: float, dtype: np.dtype[Any], device: Device) -> Any:
+    """A number as an array without axes on a device, which nobody writes to."""
+    if device is CPU:
+        return _host_number(value, dtype)
+    if type(value) is int and value >= 0 and dtype.itemsize == 8:
+        block, place = divmod(value, BLOCK)
+        numbers = _kept_array((device, dtype, "block", block), lambda: _block(block, dtype), device)
+        return numbers.part(numbers.kind.layout[place, 0, ...])
+    text = value if value and value == value else repr(value)  # two zeros, and NaN
+    return _kept_array((device, dtype, text), lambda: _host_number(value, dtype), device)
+
+
+def kept_array(array: Any, device: Device) -> Any:
+    """A small array, such as a key, on a device: copied once, and found again by its bytes."""
+    if type(array) is not HostArray or device is CPU:
+        return move(array, device)
+    key = device, array.dtype, array.shape, array.tobytes()
+    return _kept_array(key, lambda: array, device)
+
+
+def _kept_array(key: tuple[Any, ...], make: Callable[[], Any], device: Device) -> Any:
+    known = _kept.get(key)
+    if known is None:
+        if len(_kept) >= MOST_NUMBERS:
+            _kept.clear()
+        known = _kept[key] = move(make(), device)
+    return known
+
+
+def _block(number: int, dtype: np.dtype[Any]) -> Any:
+    """The whole numbers of a block, each at the beginning of a row."""
+    first = np.array(number * BLOCK, dtype)
+    return np.repeat(first + np.arange(BLOCK, dtype=dtype), APART).reshape(BLOCK, APART)
+
+
+def _host_number(value: float, dtype: np.dtype[Any]) -> HostArray[Any, Any]:
+    with np.errstate(all="ignore"):  # a number that the dtype does not reach
+        return np.array(value, dtype)
+
+
+def number_reader(
+    f: Callable[..., Any], names: Sequence[str]
+) -> Callable[[tuple[Any, ...], dict[str, Any]], Arguments]:
+    """What gives the arguments of a call with some Python floats as tensors beside the others.
+
+    They get the dtype of the tensors, as they do where one is computed with a float. Where these
+    have several dtypes, are small or are traced, arguments stay as they are.
+    """
+    code = unwrap(f).__code__
+    places = [(code.co_varnames.index(name), name) for name in names]
+
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        given = [(place, name) for place, name in places if _is_float(args, kwargs, place, name)]
+        first = _common_array(args, kwargs) if given else None
+        if first is None:
+            return args, kwargs
+        dtype, device = first.dtype, device_of(first)
+        ordered, named = [*args], dict(kwargs)
+        for place, name in given:
+            values: Any = (ordered, place) if place < len(args) else (named, name)
+            holder, key = values
+            holder[key] = wrap(number_array(holder[key], dtype, device))
+        return tuple(ordered), named
+
+    return read
+
+
+def _is_float(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str) -> bool:
+    return type(args[place] if place < len(args) else kwargs.get(name)) is float
+
+
+def _common_array(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An array of the tensors of a call; None where a number beside them has no one dtype.
+
+    None, too, where no program runs the call: of traced tensors, and small ones of the host.
+    """
+    first: Any = None
+    for value in (*args, *kwargs.values()):
+        if type(value) is Tensor:
+            array = value._value
+            if type(array) not in CONCRETE or (first is not None and array.dtype != first.dtype):
+                return None
+            first = array if first is None or array.size > first.size else first
+    if first is None or not BY_NUMPY[first.dtype].is_inexact:
+        return None
+    is_small = type(first) is HostArray and first.size < settings.eager_elements
+    return None if is_small else first
