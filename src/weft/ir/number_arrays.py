@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.arrays import CONCRETE, HostArray, device_of, move
+from weft.core.arrays import CONCRETE, HostArray, can_compute_on, device_of, move
 from weft.core.devices import CPU, Device
 from weft.core.dtypes import BY_NUMPY
 from weft.core.settings import settings
@@ -39,7 +39,8 @@ def number_array(value: float, dtype: np.dtype[Any], device: Device) -> Any:
     """A number as an array without axes on a device, which nobody writes to."""
     if device is CPU:
         return _host_number(value, dtype)
-    if type(value) is int and value >= 0 and dtype.itemsize == 8:
+    is_counted = type(value) is int and value >= 0 and dtype.itemsize == 8
+    if is_counted and can_compute_on(device):
         block, place = divmod(value, BLOCK)
         numbers = _kept_array((device, dtype, "block", block), lambda: _block(block, dtype), device)
         return numbers.part(numbers.kind.layout[place, 0, ...])

@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.arrays import is_host
+
 Array = np.ndarray[Any, Any]
 DType = np.dtype[Any]
 _SMALL = 2048
@@ -66,7 +68,7 @@ def positive_part(x: Any) -> Any:
     out = np.maximum(x, zero)
     if out.dtype.kind in "iu":
         return out
-    return np.add(out, zero, out=out if type(out) is np.ndarray else None)
+    return np.add(out, zero, out=out if is_host(out) else None)
 
 
 @cache
