@@ -39,8 +39,8 @@ def number_array(value: float, dtype: np.dtype[Any], device: Device) -> Any:
     """A number as an array without axes on a device, which nobody writes to."""
     if device is CPU:
         return _host_number(value, dtype)
-    is_counted = type(value) is int and value >= 0 and dtype.itemsize == 8
-    if is_counted and can_compute_on(device):
+    is_wide = dtype.itemsize == 8 and can_compute_on(device)
+    if is_wide and type(value) is int and value >= 0:
         block, place = divmod(value, BLOCK)
         numbers = _kept_array((device, dtype, "block", block), lambda: _block(block, dtype), device)
         return numbers.part(numbers.kind.layout[place, 0, ...])
