@@ -129,6 +129,42 @@ def _batched_box(count: Dimension, along: Axes, sizes: Shape, strides: Shape) ->
     return {"along": _behind_batch(along), "sizes": (count, *sizes), "strides": (1, *strides)}
 
 
+def _batch_box(
+    primitive: Callable[[], Primitive],
+    at_indices: Callable[[Tensor, list[Tensor], Shape, Shape], Tensor],
+) -> Callable[..., tuple[Tensor, int]]:
+    """The batching rule of a primitive of a box: itself, where the batch shares its places.
+
+    at_indices(x, indices, sizes, shape): the same where places differ over the batch, by the
+    indices of all elements of the boxes; the batch is in front of everything.
+    """
+
+    def batch(
+        count: Dimension,
+        operands: tuple[Tensor, ...],
+        axes: tuple[int | None, ...],
+        /,
+        along: Axes,
+        sizes: Shape,
+        strides: Shape,
+        shape: Shape,
+    ) -> tuple[Tensor, int]:
+        x, *places = operands
+        front, whole = to_front(count, x, axes[0]), (count, *shape)
+        if all(axis is None for axis in axes[1:]):
+            box = _batched_box(count, along, sizes, strides)
+            return apply(primitive(), front, *places, **box, shape=whole), 0
+        fronts = [to_front(count, s, axis) for s, axis in zip(places, axes[1:], strict=True)]
+
+        def index(place: Tensor, line: Tensor, axis: int) -> Tensor:
+            return add(place, multiply(line, strides[axis]))
+
+        indices = _indices_for_batch(fronts, along, sizes, index)
+        return at_indices(front, indices, (count, *sizes), whole), 0
+
+    return batch
+
+
 def _ramp(*shape: int) -> Array:
     return np.linspace(-1, 1, int(np.prod(shape)), dtype=np.float32).reshape(shape)
 
@@ -148,28 +184,9 @@ def _slice_type(
     return x.with_shape(shape)
 
 
-def _batch_slice(
-    size: Dimension,
-    operands: tuple[Tensor, ...],
-    axes: tuple[int | None, ...],
-    /,
-    along: Axes,
-    shape: Shape,
-    **box: Shape,
-) -> tuple[Tensor, int]:
-    x, *places = operands
-    front, sizes, strides = to_front(size, x, axes[0]), box["sizes"], box["strides"]
-    if all(axis is None for axis in axes[1:]):
-        box = _batched_box(size, along, sizes, strides)
-        return apply(slice_at, front, *places, **box, shape=(size, *shape)), 0
-    fronts = [to_front(size, s, axis) for s, axis in zip(places, axes[1:], strict=True)]
-
-    def index(place: Tensor, line: Tensor, axis: int) -> Tensor:
-        return add(place, multiply(line, strides[axis]))
-
-    indices = _indices_for_batch(fronts, along, sizes, index)
-    found = apply(gather, front, *indices, axes=_all_axes(indices))
-    return apply(reshape, found, shape=(size, *shape)), 0
+def _gather_boxes(x: Tensor, indices: list[Tensor], sizes: Shape, shape: Shape) -> Tensor:
+    found = apply(gather, x, *indices, axes=_all_axes(indices))
+    return apply(reshape, found, shape=shape)
 
 
 slice_at: Primitive = Primitive(
@@ -192,7 +209,7 @@ slice_at: Primitive = Primitive(
             else NO_DERIVATIVE
         )
     ),
-    batch=_batch_slice,
+    batch=_batch_box(lambda: slice_at, _gather_boxes),
     samples=lambda: [
         _box_sample((4, 6), (2, 2), (1, 3), {0: 1, 1: 2}, (2, 2)),
         _box_sample((3, 4, 5), (3, 1, 5), (1, 1, 1), {1: 3}, (3, 5)),
@@ -240,29 +257,9 @@ def _lay_array(
     return out
 
 
-def _batch_lay(
-    size: Dimension,
-    operands: tuple[Tensor, ...],
-    axes: tuple[int | None, ...],
-    /,
-    along: Axes,
-    shape: Shape,
-    **box: Shape,
-) -> tuple[Tensor, int]:
-    x, *places = operands
-    front, sizes, strides = to_front(size, x, axes[0]), box["sizes"], box["strides"]
-    if all(axis is None for axis in axes[1:]):
-        box = _batched_box(size, along, sizes, strides)
-        return apply(lay_at, front, *places, **box, shape=(size, *shape)), 0
-    fronts = [to_front(size, s, axis) for s, axis in zip(places, axes[1:], strict=True)]
-
-    def index(place: Tensor, line: Tensor, axis: int) -> Tensor:
-        return add(place, multiply(line, strides[axis]))
-
-    indices = _indices_for_batch(fronts, along, sizes, index)
-    canvas = filled_tensor((size, *shape), x.dtype, 0)
-    front = apply(reshape, front, shape=(size, *sizes))
-    return apply(scatter, canvas, front, *indices, axes=_all_axes(indices), unique=True), 0
+def _scatter_boxes(x: Tensor, indices: list[Tensor], sizes: Shape, shape: Shape) -> Tensor:
+    canvas, boxes = filled_tensor(shape, x.dtype, 0), apply(reshape, x, shape=sizes)
+    return apply(scatter, canvas, boxes, *indices, axes=_all_axes(indices), unique=True)
 
 
 lay_at: Primitive = Primitive(
@@ -283,7 +280,7 @@ lay_at: Primitive = Primitive(
             else NO_DERIVATIVE
         )
     ),
-    batch=_batch_lay,
+    batch=_batch_box(lambda: lay_at, _scatter_boxes),
     samples=lambda: [
         _box_sample((2, 2), (2, 2), (1, 3), {0: 1, 1: 2}, (4, 6)),
         _box_sample((3, 5), (3, 1, 5), (1, 1, 1), {1: 3}, (3, 4, 5)),
