@@ -522,3 +522,14 @@ def test_options_of_new_optimizers_that_make_no_sense_are_refused() -> None:
     ):
         with pytest.raises(wf.ArgumentError):
             make()
+
+
+def test_an_optimizer_without_a_rule_says_what_it_lacks() -> None:
+    class Plain(wf.optim.Optimizer):
+        """No rule."""
+
+    parameter = wf.ones(2).requires_grad_()
+    optimizer = Plain([parameter], {"lr": 0.1})
+    parameter.sum().backward()
+    with pytest.raises(NotImplementedError, match="Plain has no update rule: override `rule`"):
+        optimizer.step()

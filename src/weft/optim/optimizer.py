@@ -71,7 +71,7 @@ class Optimizer:
     """Whether the rule treats all elements alike, so that it can be applied to some rows only."""
     sharing: Any = None
     """How processes share gradients and state; see `wf.distributed.data_parallel`."""
-    _rule: Rule
+    _rule: Rule | None = None
     """The update rule, whatever the options are; else `rule` is overridden."""
     _slots: tuple[str, ...] = ()
     """What the rule keeps, from zeros on, whatever the options are; else `slots` is overridden."""
@@ -131,6 +131,8 @@ class Optimizer:
 
     def rule(self, options: Mapping[str, Any]) -> Rule:
         """The update rule of a group with these options: that of the class, if it has one."""
+        if self._rule is None:
+            raise NotImplementedError(f"{type(self).__name__} has no update rule: override `rule`")
         return self._rule
 
     def slots(self, options: Mapping[str, Any]) -> dict[str, float]:
