@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from threading import Thread
@@ -72,6 +74,29 @@ def resident_bytes() -> int:
     """The bytes of the process that are in memory."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * 4096
+
+
+AFTER_THE_MODULE = """
+import gc
+import numpy as np
+from weft.core import cache_lines
+arrays = [cache_lines.empty_on_line(n, "float32") for n in (3, 1 << 16, 1 << 21)]
+cache_lines._line_handler.cache_clear()
+vars(cache_lines).clear()  # as at the end of the interpreter
+gc.collect()
+others = [bytes(200) for _ in range(1000)]
+name = np._core.multiarray.get_handler_name
+assert {name(array) for array in arrays} == {"weft_cache_lines"}
+del arrays
+print("freed")
+"""
+
+
+def test_arrays_that_outlive_the_module_are_freed() -> None:
+    command = [sys.executable, "-c", AFTER_THE_MODULE]
+    environment = {**os.environ, "PYTHONMALLOC": "malloc", "MALLOC_PERTURB_": "165"}
+    found = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (found.stdout, found.stderr, found.returncode) == ("freed\n", "", 0)
 
 
 def test_an_array_may_grow_and_be_copied() -> None:

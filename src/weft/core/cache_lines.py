@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from weft.core.arrays import is_host
+from weft.core.capsules import capsule_pointer, new_capsule
 
 __all__ = ["LINE", "begins_within_line", "copy_on_line", "empty_on_line"]
 
@@ -97,19 +98,13 @@ def _line_handler() -> tuple[Callable[[Any], Any], Any, Callable[..., int]] | No
     """
     if sys.platform != "linux":
         return None
-    pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-        ("PyCapsule_GetPointer", ctypes.pythonapi)
-    )
-    new_capsule = ctypes.PYFUNCTYPE(
-        ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
-    )(("PyCapsule_New", ctypes.pythonapi))
-    table = pointer_of(np._core._multiarray_umath._ARRAY_API, None)  # type: ignore[attr-defined]
+    table = capsule_pointer(np._core._multiarray_umath._ARRAY_API, None)  # type: ignore[attr-defined]
     functions = (ctypes.c_void_p * (_GET_HANDLER + 1)).from_address(table)
     get_handler = ctypes.PYFUNCTYPE(ctypes.py_object)(functions[_GET_HANDLER] or 0)
     set_handler = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(
         functions[_SET_HANDLER] or 0
     )
-    usual = _Handler.from_address(pointer_of(get_handler(), _CAPSULE))
+    usual = _Handler.from_address(capsule_pointer(get_handler(), _CAPSULE))
     if usual.name != b"default_allocator" or usual.version != 1:
         return None
     own = _Handler.from_buffer_copy(usual)
@@ -117,10 +112,8 @@ def _line_handler() -> tuple[Callable[[Any], Any], Any, Callable[..., int]] | No
     own.name = b"weft_cache_lines"
     own.allocator.ctx = LINE
     own.allocator.malloc = ctypes.cast(system.aligned_alloc, ctypes.c_void_p).value
-    _kept.append(own)
+    # Arrays are freed by the record, the last ones after the interpreter has let go of this module.
+    for held in (own, _CAPSULE):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
     system.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return set_handler, new_capsule(ctypes.addressof(own), _CAPSULE, None), system.madvise
-
-
-_kept: list[_Handler] = []
-"""The record lives as long as the process: arrays are freed by it."""

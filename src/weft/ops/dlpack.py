@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.capsules import capsule_pointer, new_capsule
 from weft.core.dtypes import DTYPES, DType, bfloat16
 from weft.core.errors import DeviceError
 from weft.core.records import frozen
@@ -72,9 +73,6 @@ class _ManagedVersioned(ctypes.Structure):
 _name_of = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(
     ("PyCapsule_GetName", ctypes.pythonapi)
 )
-_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
 
 
 def _element_type(capsule: Any) -> _ElementType:
@@ -87,7 +85,7 @@ def _content(capsule: Any) -> tuple[Any, bytes]:
     """The structure that a capsule points to, and the capsule's name."""
     name = _name_of(capsule)
     structure = _ManagedVersioned if name == _VERSIONED else _Managed
-    return structure.from_address(_pointer_of(capsule, name)), name
+    return structure.from_address(capsule_pointer(capsule, name)), name
 
 
 def export_capsule(value: Array, max_version: tuple[int, int] | None, copy: bool | None) -> Any:
@@ -150,9 +148,6 @@ def import_array(obj: Any) -> Array:
 # --- memory that NumPy does not know -------------------------------------------------------------
 
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_new_capsule = ctypes.PYFUNCTYPE(
-    ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
-)(("PyCapsule_New", ctypes.pythonapi))
 _set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_SetName", ctypes.pythonapi)
 )
@@ -215,7 +210,7 @@ def make_capsule(
     address = ctypes.addressof(managed)
     _handed_out[address] = (managed, sizes, steps), release
     name = _VERSIONED if is_versioned else _PLAIN
-    return _new_capsule(address, name, ctypes.cast(_on_destruction, ctypes.c_void_p))
+    return new_capsule(address, name, ctypes.cast(_on_destruction, ctypes.c_void_p))
 
 
 def take_capsule(capsule: Any) -> tuple[Memory, Callable[[], None]]:

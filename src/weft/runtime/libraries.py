@@ -17,6 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from threading import Lock
 
+from weft.core.capsules import capsule_pointer
 from weft.core.dtypes import DTYPES, DType
 from weft.core.errors import ArgumentError, NameUnknownError
 from weft.core.forks import renew_in_children
@@ -135,11 +136,9 @@ def capsule_address(capsule: object) -> int | None:
     """The address that a capsule named `CAPSULE` holds; None for anything else."""
     name, api = CAPSULE.encode(), ctypes.pythonapi
     api.PyCapsule_IsValid.argtypes = [ctypes.py_object, ctypes.c_char_p]
-    api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
     if not api.PyCapsule_IsValid(capsule, name):
         return None
-    address: int | None = api.PyCapsule_GetPointer(capsule, name)
+    address: int | None = capsule_pointer(capsule, name)
     return address
 
 

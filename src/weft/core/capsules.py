@@ -1,0 +1,24 @@
+"""The interpreter's capsules: addresses that libraries hand to each other, each under a name.
+
+>>> import ctypes
+>>> name, number = b"a number", ctypes.c_int(7)
+>>> capsule = new_capsule(ctypes.addressof(number), name, None)
+>>> capsule_pointer(capsule, name) == ctypes.addressof(number)
+True
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+__all__ = ["capsule_pointer", "new_capsule"]
+
+capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+"""The address in a capsule of a name, or without one; raises ValueError for another name."""
+new_capsule = ctypes.PYFUNCTYPE(
+    ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+)(("PyCapsule_New", ctypes.pythonapi))
+"""A capsule of an address and a name, both of which must live as long as it does; the last argument
+is what is called at its end, or None."""
