@@ -20,7 +20,7 @@ from weft.core.errors import ArgumentError, DTypeError, ShapeError
 from weft.core.shapes import Dimension, Shape
 from weft.core.types import TensorType
 from weft.ir.batching import move_axis, to_front
-from weft.ir.derivatives import additive, every, linear
+from weft.ir.derivatives import additive, every
 from weft.ir.dispatch import apply
 from weft.ir.kinds import Gather, Scatter
 from weft.ir.primitive import Mistake, Primitive, Sample
@@ -28,7 +28,14 @@ from weft.ir.reverse import filled_tensor, zeros
 from weft.ir.tensor import Tensor
 from weft.ops import sharding_rules as shardings
 from weft.ops.arithmetic import add
-from weft.ops.indexing import NO_DERIVATIVE, along_front, count_up, gather, scatter
+from weft.ops.indexing import (
+    NO_DERIVATIVE,
+    along_front,
+    count_up,
+    gather,
+    linear_in_elements,
+    scatter,
+)
 from weft.ops.movement import broadcast_to, check_one_dtype, is_below, reshape
 from weft.ops.selection import clip
 
@@ -128,7 +135,7 @@ dynamic_slice: Primitive = Primitive(
     sharding=shardings.of_dynamic_slice,
     type_rule=_dynamic_slice_type,
     reference=lambda x, *starts, sizes: x[_box(x.shape, starts, sizes)],
-    derivatives=every(lambda operand: linear(_unslice) if operand == 0 else NO_DERIVATIVE),
+    derivatives=linear_in_elements(_unslice),
     batch=_batch_dynamic_slice,
     samples=lambda: [
         Sample((_ramp(4, 5), *_start_arrays(1, 2)), {"sizes": (2, 3)}),

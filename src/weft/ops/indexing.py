@@ -25,7 +25,15 @@ from weft.core.types import TensorType
 from weft.ir import numerics
 from weft.ir.batching import move_axis, to_front
 from weft.ir.constants import beside_operands
-from weft.ir.derivatives import OperandDerivative, additive, constant, every, linear, tangent
+from weft.ir.derivatives import (
+    Every,
+    OperandDerivative,
+    additive,
+    constant,
+    every,
+    linear,
+    tangent,
+)
 from weft.ir.dispatch import apply, bind
 from weft.ir.kinds import Gather, Scatter
 from weft.ir.primitive import PRIMITIVES, Mistake, Primitive, Sample
@@ -181,8 +189,9 @@ def along_front(index: Tensor) -> Tensor:
     return apply(broadcast_to, column, shape=index.shape)
 
 
-def _gather_derivative(operand: int) -> OperandDerivative:
-    return linear(_ungather) if operand == 0 else NO_DERIVATIVE
+def linear_in_elements(transpose: Callable[..., Tensor]) -> Every:
+    """The derivatives of what reads or moves the first operand's elements by places, the others."""
+    return every(lambda operand: linear(transpose) if operand == 0 else NO_DERIVATIVE)
 
 
 def _ungather(ct: Tensor, x: Tensor, *indices: Tensor, axes: Axes) -> Tensor:
@@ -216,7 +225,7 @@ gather: Primitive = Primitive(
     sharding=shardings.of_gather,
     type_rule=lambda x, *indices, axes: x.with_shape(_kept_shape("gather", x, indices, axes)),
     reference=_gather_rows,
-    derivatives=every(_gather_derivative),
+    derivatives=linear_in_elements(_ungather),
     batch=_batch_gather,
     samples=lambda: [
         Sample((_ramp(*shape), *indices), {"axes": axes}) for shape, indices, axes in _samples_at()

@@ -27,7 +27,6 @@ from weft.core.errors import ArgumentError, DTypeError
 from weft.core.shapes import Dimension, Shape, equal, size
 from weft.core.types import TensorType
 from weft.ir.batching import to_front
-from weft.ir.derivatives import every, linear
 from weft.ir.dispatch import apply
 from weft.ir.kinds import Gather, Scatter
 from weft.ir.primitive import Mistake, Primitive, Sample
@@ -36,7 +35,7 @@ from weft.ir.tensor import Tensor
 from weft.ops import sharding_rules as shardings
 from weft.ops.arithmetic import add, multiply
 from weft.ops.comparison import less
-from weft.ops.indexing import NO_DERIVATIVE, along_front, count_up, gather, scatter
+from weft.ops.indexing import along_front, count_up, gather, linear_in_elements, scatter
 from weft.ops.movement import broadcast_to, reshape, span
 from weft.ops.selection import where
 
@@ -198,16 +197,8 @@ slice_at: Primitive = Primitive(
     reference=lambda x, *places, along, sizes, strides, shape: x[
         _box(places, along, sizes, strides)
     ].reshape(shape),
-    derivatives=every(
-        lambda operand: (
-            linear(
-                lambda ct, x, *places, shape, **box: apply(
-                    lay_at, ct, *places, **box, shape=x.shape
-                )
-            )
-            if operand == 0
-            else NO_DERIVATIVE
-        )
+    derivatives=linear_in_elements(
+        lambda ct, x, *places, shape, **box: apply(lay_at, ct, *places, **box, shape=x.shape)
     ),
     batch=_batch_box(lambda: slice_at, _gather_boxes),
     samples=lambda: [
@@ -269,16 +260,8 @@ lay_at: Primitive = Primitive(
     sharding=shardings.of_placed_box,
     type_rule=_lay_type,
     reference=_lay_array,
-    derivatives=every(
-        lambda operand: (
-            linear(
-                lambda ct, x, *places, shape, **box: apply(
-                    slice_at, ct, *places, **box, shape=x.shape
-                )
-            )
-            if operand == 0
-            else NO_DERIVATIVE
-        )
+    derivatives=linear_in_elements(
+        lambda ct, x, *places, shape, **box: apply(slice_at, ct, *places, **box, shape=x.shape)
     ),
     batch=_batch_box(lambda: lay_at, _scatter_boxes),
     samples=lambda: [
@@ -340,16 +323,8 @@ roll_at: Primitive = Primitive(
     sharding=shardings.of_placed_box,
     type_rule=_roll_type,
     reference=_roll_array,
-    derivatives=every(
-        lambda operand: (
-            linear(
-                lambda ct, x, *places, along, back: apply(
-                    roll_at, ct, *places, along=along, back=not back
-                )
-            )
-            if operand == 0
-            else NO_DERIVATIVE
-        )
+    derivatives=linear_in_elements(
+        lambda ct, x, *places, along, back: apply(roll_at, ct, *places, along=along, back=not back)
     ),
     batch=_batch_roll,
     samples=lambda: [
