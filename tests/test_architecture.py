@@ -764,6 +764,15 @@ def fresh_python(program: str, **environment: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, env=given).stdout
 
 
+def test_the_repository_holds_no_folder_that_a_run_left_behind() -> None:
+    command = ["git", "ls-tree", "-d", "--name-only", "HEAD"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a checkout of git")
+    folders = {".ci", "benchmarks", "docs", "examples", "scripts", "src", "tests", "tools"}
+    assert set(listed.stdout.split()) == folders
+
+
 def test_importing_weft_imports_nothing_optional() -> None:
     program = "import sys; old = set(sys.modules); import weft; print(*set(sys.modules) - old)"
     imported = {name.split(".")[0] for name in fresh_python(program).split()}

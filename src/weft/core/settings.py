@@ -22,7 +22,7 @@ from weft.core.names import nearest_name
 
 def _choose_from(variable: str, choices: tuple[str, ...]) -> str:
     """What an environment variable chooses; the first choice where it is not set."""
-    given = os.environ.get(variable, choices[0])
+    given = os.environ.get(variable, choices[0]).lower()
     if given not in choices:
         raise ArgumentError(
             "settings",
@@ -32,6 +32,29 @@ def _choose_from(variable: str, choices: tuple[str, ...]) -> str:
             fix=f"{variable}={choices[0]}",
         )
     return given
+
+
+OFF = ("off", "0", "false", "no")
+"""The words by which an environment variable turns something off."""
+ON = ("on", "1", "true", "yes")
+
+
+def is_on(variable: str) -> bool:
+    """Whether an environment variable leaves something on, as it is where it is not set."""
+    return _choose_from(variable, (*ON, *OFF)) in ON
+
+
+def _number_from(variable: str, default: int) -> int:
+    given = os.environ.get(variable, str(default))
+    if not given.isdecimal():
+        raise ArgumentError(
+            "settings",
+            f"the environment variable {variable} is no whole number",
+            expected="digits",
+            got={variable: given},
+            fix=f"{variable}={default}",
+        )
+    return int(given)
 
 
 @dataclass(slots=True)
@@ -55,12 +78,12 @@ class Settings:
     """Measure the ways to make each product when it is first compiled; the fastest is kept."""
     print_precision: int = 4
     """How many digits after the point `repr` shows."""
-    fastcall: bool = os.environ.get("WEFT_FASTCALL", "on") != "off"
+    fastcall: bool = is_on("WEFT_FASTCALL")
     """Recognise repeated calls by words of the interpreter's memory, and start programs natively.
 
     A program keeps the way it is started from when it is made.
     """
-    in_place_updates: bool = os.environ.get("WEFT_IN_PLACE", "on") != "off"
+    in_place_updates: bool = is_on("WEFT_IN_PLACE")
     """Let compiled steps write new state over the old where nobody else holds the array.
 
     Whether somebody does is told by counts of references. Off, all results get memory of their own.
@@ -71,7 +94,7 @@ class Settings:
 
     Operands of these are rounded to 11 bits; sums are of float32. It counts when a program is made.
     """
-    overlap: bool = os.environ.get("WEFT_OVERLAP", "on") != "off"
+    overlap: bool = is_on("WEFT_OVERLAP")
     """Let compiled programs compute while the sums of other gradients are under way.
 
     It counts when a program is made, and must be the same in all processes. Off, a program waits
@@ -81,7 +104,7 @@ class Settings:
     """Where tensors are made that name no device, such as "cuda"; see `wf.default_device`."""
     eager: str = _choose_from("WEFT_EAGER", ("native", "reference"))
     """How large tensors are worked on without `jit`: "native" or "reference"; see ir/eager.py."""
-    eager_elements: int = int(os.environ.get("WEFT_EAGER_ELEMENTS", "256"))
+    eager_elements: int = _number_from("WEFT_EAGER_ELEMENTS", 256)
     """From how many elements on a tensor is large: functions of it run compiled."""
 
     @contextmanager

@@ -34,15 +34,14 @@ from secrets import token_hex
 
 from weft.core.errors import ArgumentError
 from weft.core.records import frozen
-from weft.core.settings import settings
+from weft.core.settings import OFF, settings
 
 VARIABLE = "WEFT_CACHE"
-"""The environment variable that names the folder; `off` is no cache."""
+"""The environment variable that names the folder; `off`, `0`, `false` and `no` are no cache."""
 
 DEFAULT_LIMIT = 512 * 1024 * 1024
 """How many bytes of entries are kept, the least recently used going first."""
 
-_OFF = "off"
 _MAGIC = b"weftcac1"
 _HEADER = struct.Struct("<8sQ32s")
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -80,7 +79,7 @@ def default_folder() -> Path | None:
     """
     chosen = getattr(settings, "cache_folder", None) or os.environ.get(VARIABLE, "")
     if chosen:
-        return None if str(chosen) == _OFF else Path(chosen).expanduser()
+        return None if str(chosen).lower() in OFF else Path(chosen).expanduser()
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The specification asks for relative paths to be ignored; without a home there is no cache.
     if os.path.isabs(base):
@@ -296,7 +295,7 @@ def _warn(problem: str) -> None:
         _Warned.already = True
         warnings.warn(
             f"weft: the cache of compiled code is not used: {problem}; programs compile anew in "
-            f"each process (set {VARIABLE} to a folder of your own, or to {_OFF!r})",
+            f"each process (set {VARIABLE} to a folder of your own, or to {OFF[0]!r})",
             RuntimeWarning,
             stacklevel=2,
         )

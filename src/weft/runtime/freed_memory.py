@@ -20,6 +20,8 @@ import os
 from collections.abc import Mapping
 from functools import cache
 
+from weft.core.settings import OFF
+
 VARIABLE = "WEFT_KEEP_FREED"
 KEPT = 1 << 30
 """The bytes at the end of the heap that are kept."""
@@ -47,5 +49,5 @@ def keep_freed_memory() -> bool:
 
 def is_left_alone(environment: Mapping[str, str]) -> bool:
     """Whether the environment asks that the C library's own bounds stay."""
-    is_off = environment.get(VARIABLE, "on") == "off"
+    is_off = environment.get(VARIABLE, "on").lower() in OFF
     return is_off or any(name in environment for name in _CHOSEN)
