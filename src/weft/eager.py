@@ -10,6 +10,6 @@
 """
 
 from weft.ir.constants import beside_operands, call_beside
-from weft.ir.eager import unit, update_unit
+from weft.ir.eager import is_large_for_units, unit, update_unit
 
-__all__ = ["beside_operands", "call_beside", "unit", "update_unit"]
+__all__ = ["beside_operands", "call_beside", "is_large_for_units", "unit", "update_unit"]

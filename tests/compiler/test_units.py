@@ -23,6 +23,8 @@ from weft.runtime.memory import Lifetime, plan
 F = wf.nn.functional
 
 N = 256
+LEAST = N // eager.COMPOSED
+"""The elements from which units run compiled."""
 
 
 @pytest.fixture(autouse=True)
@@ -164,7 +166,7 @@ def test_an_lstm_agrees_and_its_states_too() -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("size", [N - 1, N, N + 1])
+@pytest.mark.parametrize("size", [LEAST - 1, LEAST, LEAST + 1])
 def test_which_way_a_call_goes_depends_on_its_size(size: int) -> None:
     @unit
     def shifted(x: wf.Tensor) -> wf.Tensor:
@@ -172,7 +174,7 @@ def test_which_way_a_call_goes_depends_on_its_size(size: int) -> None:
 
     with compiled_calls() as names:
         shifted(wf.ones(size))
-    assert ("shifted" in names) == (size >= N)
+    assert ("shifted" in names) == (size >= LEAST)
 
 
 def test_a_small_call_that_is_known_goes_another_way_once_it_counts_as_large() -> None:
@@ -181,7 +183,7 @@ def test_a_small_call_that_is_known_goes_another_way_once_it_counts_as_large() -
         return x + x
 
     x = wf.asarray(random(3, 2))
-    for few, is_compiled in ((100, False), (1, True), (100, False), (6, True), (7, False)):
+    for few, is_compiled in ((100, False), (1, True), (100, False), (48, True), (49, False)):
         with wf.settings.changed(eager_elements=few), observed_runs() as runs:
             for _ in range(3):
                 np.testing.assert_array_equal(double(x).numpy(), 2 * x.numpy())

@@ -105,7 +105,10 @@ class Settings:
     eager: str = _choose_from("WEFT_EAGER", ("native", "reference"))
     """How large tensors are worked on without `jit`: "native" or "reference"; see ir/eager.py."""
     eager_elements: int = _number_from("WEFT_EAGER_ELEMENTS", 256)
-    """From how many elements on a tensor is large: functions of it run compiled."""
+    """From how many elements on a tensor is large: single operations on it may run compiled.
+
+    Functions that are several operations do so from an eighth of it on; see ir/eager.py.
+    """
 
     @contextmanager
     def changed(self, **values: Any) -> Iterator[Settings]:

@@ -2,8 +2,8 @@
 
 This is the whole policy. A function marked as a `unit` (an activation, a normalisation, attention,
 a loss), and every primitive that is applied by itself, runs compiled when it is called eagerly, on
-arrays of the host, of which one has at least `settings.eager_elements` elements. Everything else
-is computed by reference: small tensors, calls inside of a trace, under an observer such as
+arrays of the host, of which one is large: a primitive's has `settings.eager_elements` elements or
+many times that, a unit's an eighth of it. Everything else is computed by reference: small tensors, calls inside of a trace, under an observer such as
 `debug.nans`, and arguments that no key can be made of. So which way a call goes depends on its
 arguments and the settings alone, never on time or on what is in a cache. Joins, whose bits are the
 same either way, are the one exception: see `REPEATED`.
@@ -60,6 +60,11 @@ SETTINGS = 32
 """With how many settings a function is compiled for the same types; one that is called with ever
 new ones goes on by reference."""
 
+COMPOSED = 8
+"""Units run compiled from this part of `eager_elements` on. They are several primitives, each of
+which costs by reference about as much as the call of a program does. What is smaller still, most
+of what people try by hand, compiles nothing."""
+
 WORTHWHILE: dict[type, int] = {Contraction: 16, Reduction: 64, Random: 4, Window: 4}
 """The kinds of primitives that run compiled by themselves, beside element-wise ones, and from how
 many times `eager_elements` on. Others move elements, which NumPy does by views or as quickly, or
@@ -104,8 +109,8 @@ def unit(f: Any = None, *, weights: Sequence[str] = (), numbers: Sequence[str] =
 def _unit(
     f: Callable[..., Any], weights: Sequence[str], numbers: Sequence[str] = ()
 ) -> Callable[..., Any]:
-    forms, plain = Forms(f, weights), beside_operands(f)
-    read_numbers = number_reader(f, numbers) if numbers else None
+    forms, plain = Forms(f, weights, COMPOSED), beside_operands(f)
+    read_numbers = number_reader(f, numbers, forms.is_large) if numbers else None
 
     def recall(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if traces.stack or OBSERVERS or AUTOCAST.get() is not None:
@@ -170,6 +175,11 @@ def view_unit(f: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
     return function
 
 
+def is_large_for_units(elements: float) -> bool:
+    """Whether a tensor of so many elements lets a unit run compiled."""
+    return elements * COMPOSED >= settings.eager_elements
+
+
 def update_unit(f: Callable[..., Any]) -> Callable[..., Any]:
     """Mark a function that writes to the tensors of its arguments, such as an optimiser's update.
 
@@ -221,10 +231,14 @@ def by_reference(f: Callable[Parameters, Result]) -> Callable[Parameters, Result
 class Forms:
     """The compiled forms of one function, by all that they depend on."""
 
-    __slots__ = ("_by_key", "_compiled", "_function", "_known", "_weights")
+    __slots__ = ("_by_key", "_compiled", "_function", "_known", "_share", "_weights")
 
-    def __init__(self, function: Callable[..., Any], weights: Sequence[str] = ()) -> None:
+    def __init__(
+        self, function: Callable[..., Any], weights: Sequence[str] = (), share: int = 1
+    ) -> None:
         self._function, self._weights = function, weights
+        self._share = share
+        """Arrays are large that have this part of `eager_elements`."""
         self._by_key: dict[Hashable, Run | None] = {}
         self._known: dict[Hashable, tuple[Run | None, float]] = {}
         """By plain keys: what runs a call, and how many elements count for `eager_elements`.
@@ -242,7 +256,7 @@ class Forms:
         known = None if key is None else self._known.get(key)
         if known is not None:
             run, elements = known
-            if run is None and elements < settings.eager_elements:
+            if run is None and not self.is_large(elements):
                 return None, ()
             if self._is_used(run, elements):
                 return run, given
@@ -264,7 +278,7 @@ class Forms:
         """
         first = args[0]._value if args and type(args[0]) is Tensor else None
         if type(first) is HostArray and (
-            first.size < settings.eager_elements or not first.flags.c_contiguous
+            not self.is_large(first.size) or not first.flags.c_contiguous
         ):
             return None
         key, given = plain_key(args, kwargs)
@@ -272,13 +286,17 @@ class Forms:
         return (run, given) if run is not None and self._is_used(run, elements) else None
 
     def _is_used(self, run: Run | None, elements: float) -> bool:
-        return run is not None and elements >= settings.eager_elements and is_native()
+        return run is not None and self.is_large(elements) and is_native()
+
+    def is_large(self, elements: float) -> bool:
+        """Whether an array of so many elements lets a call run compiled."""
+        return elements * self._share >= settings.eager_elements
 
     def _find_first(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Run | None, Sequence[Tensor]]:
         """The same for a call that is not known by its plain key."""
-        call = Arguments()
+        call = Arguments(self._share)
         if traces.device is not None and traces.device is not CPU:
             call.parts.append(traces.device)
             call.is_large = True
@@ -337,9 +355,10 @@ class Declined(Exception):
 class Arguments:
     """The arguments of a call, taken apart: its tensors, and what its program depends on."""
 
-    __slots__ = ("handles", "is_large", "orders", "parts")
+    __slots__ = ("handles", "is_large", "orders", "parts", "share")
 
-    def __init__(self) -> None:
+    def __init__(self, share: int) -> None:
+        self.share = share
         self.handles: list[Tensor] = []
         self.parts: list[Any] = []
         self.orders: Orders = {}
@@ -350,7 +369,7 @@ class Arguments:
         """Take values apart; containers in containers up to a depth."""
         if depth > DEEPEST:
             raise Declined
-        least, parts = settings.eager_elements, self.parts
+        least, parts = settings.eager_elements / self.share, self.parts
         for value in values:
             kind = type(value)
             if kind is Tensor or isinstance(value, Tensor):  # it may be lifted, by a checkpoint

@@ -21,7 +21,6 @@ import numpy as np
 from weft.core.arrays import CONCRETE, HostArray, can_compute_on, device_of, move
 from weft.core.devices import CPU, Device
 from weft.core.dtypes import BY_NUMPY
-from weft.core.settings import settings
 from weft.ir.tensor import Tensor, wrap
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -77,12 +76,12 @@ def _host_number(value: float, dtype: np.dtype[Any]) -> HostArray[Any, Any]:
 
 
 def number_reader(
-    f: Callable[..., Any], names: Sequence[str]
+    f: Callable[..., Any], names: Sequence[str], is_large: Callable[[float], bool]
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], Arguments]:
     """What gives the arguments of a call with some Python floats as tensors beside the others.
 
     They get the dtype of the tensors, as they do where one is computed with a float. Where these
-    have several dtypes, are small or are traced, arguments stay as they are.
+    have several dtypes, are traced or not large by their elements, arguments stay as they are.
     """
     code = unwrap(f).__code__
     places = [(code.co_varnames.index(name), name) for name in names]
@@ -90,7 +89,7 @@ def number_reader(
     def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         given = [(place, name) for place, name in places if _is_float(args, kwargs, place, name)]
         first = _common_array(args, kwargs) if given else None
-        if first is None:
+        if first is None or (type(first) is HostArray and not is_large(first.size)):
             return args, kwargs
         dtype, device = first.dtype, device_of(first)
         ordered, named = [*args], dict(kwargs)
@@ -110,7 +109,7 @@ def _is_float(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: s
 def _common_array(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An array of the tensors of a call; None where a number beside them has no one dtype.
 
-    None, too, where no program runs the call: of traced tensors, and small ones of the host.
+    None, too, where no program runs the call, as tensors are traced.
     """
     first: Any = None
     for value in (*args, *kwargs.values()):
@@ -119,7 +118,4 @@ def _common_array(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if type(array) not in CONCRETE or (first is not None and array.dtype != first.dtype):
                 return None
             first = array if first is None or array.size > first.size else first
-    if first is None or not BY_NUMPY[first.dtype].is_inexact:
-        return None
-    is_small = type(first) is HostArray and first.size < settings.eager_elements
-    return None if is_small else first
+    return first if first is not None and BY_NUMPY[first.dtype].is_inexact else None

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict
 
 import weft as wf
-from weft.eager import update_unit
+from weft.eager import is_large_for_units, update_unit
 from weft.optim import rules
 from weft.optim.checks import (
     check_count,
@@ -209,8 +209,7 @@ class Optimizer:
         self._check_parameters()
         loss = None if closure is None else _evaluate(closure)
         self._check_scaled()
-        least = wf.settings.eager_elements
-        if any(p.size >= least for p in self.parameters):
+        if any(is_large_for_units(p.size) for p in self.parameters):
             _apply_compiled(self, list(rows))
         else:
             self._apply(rows)
