@@ -3,10 +3,11 @@
 This is the whole policy. A function marked as a `unit` (an activation, a normalisation, attention,
 a loss), and every primitive that is applied by itself, runs compiled when it is called eagerly, on
 arrays of the host, of which one is large: a primitive's has `settings.eager_elements` elements or
-many times that, a unit's an eighth of it. Everything else is computed by reference: small tensors, calls inside of a trace, under an observer such as
-`debug.nans`, and arguments that no key can be made of. So which way a call goes depends on its
-arguments and the settings alone, never on time or on what is in a cache. Joins, whose bits are the
-same either way, are the one exception: see `REPEATED`.
+many times that, a unit's an eighth of it. Everything else is computed by reference: small tensors,
+calls inside of a trace, under an observer such as `debug.nans`, and arguments that no key can be
+made of. So which way a call goes depends on its arguments and the settings alone, never on time or
+on what is in a cache. Joins, whose bits are the same either way, are the one exception: see
+`REPEATED`.
 
 The compiler fills `COMPILE`; without it all work is done by reference.
 

@@ -24,7 +24,7 @@ from weft.core.settings import settings
 from weft.ir.call_keys import static_key
 from weft.ir.constants import beside_operands
 from weft.ir.dispatch import ELSEWHERE, KNOWN_ELSEWHERE, OBSERVERS, bind
-from weft.ir.eager import COMPILE, FORMS, Forms, is_native
+from weft.ir.eager import COMPILE, FORMS, Forms, is_native, unit
 from weft.ir.eager_primitives import forms_of
 from weft.ir.kinds import Movement
 from weft.ir.number_arrays import number_array
@@ -300,17 +300,22 @@ def one_program(
 
 
 def device_unit(f: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor]:
-    """Mark a function of tensors that is one program on other devices, and as written on the host.
+    """Mark a function of tensors that is one program on other devices, and a unit on the host.
 
     A call that looks at values, as a trace finds out, is as written on every device, and so is one
-    that is given values of the host: these may be others each time, and can be checked at once.
+    of a device's tensors and values of the host: these may be others each time, and can be checked
+    at once.
     """
-    forms, plain = Forms(f), beside_operands(f)
+    forms, plain, on_host = Forms(f), beside_operands(f), unit(f)
 
     @wraps(f)
     def function(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Tensor:
-        if len(CONCRETE) == 1 or traces.stack or OBSERVERS or traces.keeper is not None:
+        if len(CONCRETE) == 1:
+            return on_host(*args, **kwargs)
+        if traces.stack or OBSERVERS or traces.keeper is not None:
             return plain(*args, **kwargs)
+        if _are_on_host(args) and _are_on_host(kwargs.values()):
+            return on_host(*args, **kwargs)
         if not _are_elsewhere(args) or (kwargs and not _are_elsewhere(kwargs.values(), least=0)):
             return plain(*args, **kwargs)
         run, handles = forms.find(args, kwargs)
@@ -320,6 +325,11 @@ def device_unit(f: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor]
         return result
 
     return function
+
+
+def _are_on_host(values: Iterable[Any]) -> bool:
+    """Whether no tensor among some values is on another device than the host."""
+    return all(type(x) is not Tensor or type(x._value) is HostArray for x in values)
 
 
 def _are_elsewhere(values: Iterable[Any], least: int = 1) -> bool:

@@ -26,6 +26,7 @@ from weft.ir.eager import DIFFERENTIATED
 from weft.ir.eager_primitives import large_elementwise
 from weft.ir.kinds import Elementwise
 from weft.ir.primitive import Mistake, Primitive, Sample
+from weft.ir.remembered_calls import remember_host_calls
 from weft.ir.tensor import Tensor, grad_mode, wrap
 from weft.ops.comparison import greater, greater_equal, less, less_equal
 from weft.ops.families import batch_broadcast, function_elsewhere, tape_node
@@ -249,6 +250,7 @@ clamp: Primitive = Primitive(
 )
 
 
+@remember_host_calls
 def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:
     """Each element, but at least `min` and at most `max`, where these are given.
 

@@ -209,7 +209,7 @@ class Optimizer:
         self._check_parameters()
         loss = None if closure is None else _evaluate(closure)
         self._check_scaled()
-        if any(is_large_for_units(p.size) for p in self.parameters):
+        if any(is_large_for_units(int(p.size)) for p in self.parameters):
             _apply_compiled(self, list(rows))
         else:
             self._apply(rows)

@@ -19,6 +19,7 @@ from weft.core.errors import ArgumentError, ArgumentTypeError, AxisError, DTypeE
 from weft.core.shapes import Shape, broadcast_shapes, check_shape, normalize_axis
 from weft.ir.constants import beside_operands, place_beside
 from weft.ir.dispatch import apply
+from weft.ir.eager import unit
 from weft.ir.elsewhere import device_unit
 from weft.ir.primitive import Primitive
 from weft.ir.tensor import Tensor
@@ -141,6 +142,7 @@ def _write_slices(
 # --- along one axis, position by position on the others ----------------------------------------
 
 
+@unit
 def take_along_axis(x: Operand, indices: Operand, /, *, axis: int = -1) -> Tensor:
     """The elements at indices along an axis, position by position on the other axes.
 
@@ -218,6 +220,7 @@ def _all(x: Tensor) -> tuple[int, ...]:
 # --- in PyTorch's manner -----------------------------------------------------------------------
 
 
+@unit
 def gather(x: Operand, axis: int, index: Operand) -> Tensor:
     """The elements at an index along an axis; on other axes the index may be shorter than x.
 
@@ -229,6 +232,7 @@ def gather(x: Operand, axis: int, index: Operand) -> Tensor:
     return apply(indexing.gather, x, *along_axis(places, place, places.shape), axes=_all(x))
 
 
+@unit
 def scatter(x: Operand, axis: int, index: Operand, src: Operand) -> Tensor:
     """x with elements of `src` put at an index along an axis; of several the last one stays.
 
@@ -239,6 +243,7 @@ def scatter(x: Operand, axis: int, index: Operand, src: Operand) -> Tensor:
     return _scatter_along("scatter", indexing.scatter, x, axis, index, src, unique=False)
 
 
+@unit
 def scatter_add(x: Operand, axis: int, index: Operand, src: Operand) -> Tensor:
     """x with elements of `src` added at an index along an axis; all of several count.
 

@@ -77,7 +77,8 @@ def getitem(x: Tensor, key: Any, /) -> Tensor:
         part._origin = (ref(x), key, x._origin and living_origin(x._origin))
         return part
     if type(value) is HostArray:
-        return _selected_elements(x, key)
+        is_index = type(key) is Tensor and key.dtype.is_integer and x.ndim > 0
+        return _select_by_program(x, key) if is_index else _selected_elements(x, key)
     if _BASIC.issuperset(map(type, items)):
         selected = select_at(x, key, view, lambda: _bounds(select(x, read_key(x, key))))
         return _selected_elements(x, key) if selected is None else as_part(selected, x, key)

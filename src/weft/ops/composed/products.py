@@ -27,6 +27,7 @@ from weft.core.shapes import (
 from weft.ir.batching import move_axis
 from weft.ir.dispatch import apply
 from weft.ir.eager import unit
+from weft.ir.remembered_calls import remember_calls
 from weft.ir.tensor import Tensor
 from weft.ops.arithmetic import add, conj, multiply
 from weft.ops.contraction import NONE, ROWS_BY_COLUMNS, dot, plain_product
@@ -251,6 +252,7 @@ def inner(x1: Any, x2: Any, /) -> Tensor:
     return tensordot(a, b, axes=((-1,), (-1,)))
 
 
+@remember_calls
 def outer(x1: Any, x2: Any, /) -> Tensor:
     """The product of each element of one vector with each of the other.
 
