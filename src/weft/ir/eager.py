@@ -235,7 +235,7 @@ class Forms:
     __slots__ = ("_by_key", "_compiled", "_function", "_known", "_share", "_weights")
 
     def __init__(
-        self, function: Callable[..., Any], weights: Sequence[str] = (), share: int = 1
+        self, function: Callable[..., Any], weights: Sequence[str] = (), share: float = 1
     ) -> None:
         self._function, self._weights = function, weights
         self._share = share
@@ -358,7 +358,7 @@ class Arguments:
 
     __slots__ = ("handles", "is_large", "orders", "parts", "share")
 
-    def __init__(self, share: int) -> None:
+    def __init__(self, share: float) -> None:
         self.share = share
         self.handles: list[Tensor] = []
         self.parts: list[Any] = []

@@ -84,7 +84,10 @@ class Jit:
     ) -> None:
         self._f, self._budget = f, budget
         self._own_sizes = own_sizes
-        """How many sizes have a program of their own, before there is one for all."""
+        """How many sizes have a program of their own, before there is one for all.
+
+        With 0 there is one for all from the first call on.
+        """
         self._compiled: OrderedDict[Hashable, Compiled] = OrderedDict()
         self._families: dict[Hashable, Family] = {}
         self._looked_at: dict[Hashable, frozenset[int]] = {}
@@ -201,6 +204,8 @@ class Jit:
         """A program for these types, or for all sizes once some have programs of their own."""
         types = [handle.type for handle in call.handles]
         family = self._families.get(call.family)
+        if family is None and not self._own_sizes:
+            family = self._families[call.family] = Family([_with_other_sizes(types)])
         if family is None:
             reason = (
                 "other dtypes, ranks or values of arguments" if self._families else "first call"
@@ -319,6 +324,11 @@ def _check_parameter(f: Callable[..., Any], name: str) -> None:
             got={"static_argnames": name},
             fix="name an argument of the function",
         )
+
+
+def _with_other_sizes(types: Sequence[TensorType]) -> list[TensorType]:
+    """The types with each axis of another size, as if a call before had had them."""
+    return [kind.with_shape(tuple([size + 1 for size in kind.shape])) for kind in types]
 
 
 def _size_returned(recording: Recording) -> TraceError:

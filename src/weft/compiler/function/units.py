@@ -51,7 +51,8 @@ def _compilations(
     function: Callable[..., Any], orders: tuple[tuple[int, tuple[int, ...]], ...] = ()
 ) -> Jit:
     """What a function was compiled to, for any sizes, given tensors with axes in these orders."""
-    return Jit(_of_stored(function, dict(orders)) if orders else function, own_sizes=OWN_SIZES)
+    own_sizes = getattr(function, "own_sizes", OWN_SIZES)
+    return Jit(_of_stored(function, dict(orders)) if orders else function, own_sizes=own_sizes)
 
 
 def _of_stored(function: Callable[..., Any], orders: Orders) -> Callable[..., Any]:

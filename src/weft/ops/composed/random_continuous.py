@@ -38,6 +38,7 @@ from weft.ops.composed.random_keys import (
     read_parameters,
     require,
 )
+from weft.ops.composed.random_programs import compile_draws
 from weft.ops.composed.statistics import all as all_hold
 from weft.ops.composed.statistics import logsumexp
 from weft.ops.elementary import cos, exp, log, log1p, rsqrt, sin, sqrt
@@ -67,6 +68,7 @@ def working_dtype(dtype: DType) -> DType:
     return float32 if dtype.bits == 16 else dtype
 
 
+@compile_draws
 def unit(key: Tensor, shape: Shape, dtype: DType) -> Tensor:
     """Multiples of 2**-24 (2**-53 for float64) in [0, 1)."""
     wide, mantissa_bits = (uint64, 53) if dtype is float64 else (uint32, 24)
@@ -81,11 +83,13 @@ def tail(words: Tensor, dtype: DType, lost: int = 0) -> Tensor:
     return multiply(add(convert_to(words, dtype), 0.5), 2.0**-count)
 
 
+@compile_draws
 def unit_tail(key: Tensor, shape: Shape, dtype: DType) -> Tensor:
     """Numbers in (0, 1] that are fine near 0, so that their logarithm reaches far out."""
     return tail(drawn_bits(key, shape, uint64 if dtype is float64 else uint32), dtype)
 
 
+@compile_draws
 def standard_normal(key: Tensor, shape: Shape, dtype: DType) -> Tensor:
     """Box and Muller's pairs: the radius from a uniform tail, which reaches 6.7 deviations.
 
@@ -110,11 +114,13 @@ def _column(x: Tensor, place: int) -> Tensor:
     return apply(slice_, x, starts=(0, place), stops=(rows, place + 1), strides=(1, 1))
 
 
+@compile_draws
 def standard_exponential(key: Tensor, shape: Shape, dtype: DType) -> Tensor:
     """Minus the logarithm of a uniform tail: 0 to 22.9 (45 for float64)."""
     return negative(log(unit_tail(key, shape, dtype)))
 
 
+@compile_draws
 def standard_gumbel(key: Tensor, shape: Shape, dtype: DType) -> Tensor:
     """Minus the logarithm of an exponential that is fine near 0, where the long tail is."""
     below_one = 1.0 - 2.0 ** (-53 if dtype is float64 else -24)
