@@ -88,6 +88,7 @@ def take(x: Operand, indices: Operand, /, *, axis: int | None = None) -> Tensor:
     return transpose_known(gathered, (*others[:place], *range(index.ndim), *others[place:]))
 
 
+@unit
 def index_add(
     x: Operand, axis: int, index: Operand, source: Operand, *, alpha: float = 1
 ) -> Tensor:
@@ -100,6 +101,7 @@ def index_add(
     return _write_slices("index_add", indexing.scatter_add, x, axis, index, source, alpha)
 
 
+@unit
 def index_copy(x: Operand, axis: int, index: Operand, source: Operand) -> Tensor:
     """x with the slices of an axis at the indices replaced by those of `source`; the last stays.
 
@@ -156,7 +158,7 @@ def take_along_axis(x: Operand, indices: Operand, /, *, axis: int = -1) -> Tenso
     return apply(indexing.gather, x, *along_axis(places, place, places.shape), axes=_all(x))
 
 
-@beside_operands
+@unit
 def put_along_axis(x: Operand, indices: Operand, values: Operand, /, *, axis: int = -1) -> Tensor:
     """x with values put at indices along an axis, position by position on the other axes.
 
@@ -254,7 +256,7 @@ def scatter_add(x: Operand, axis: int, index: Operand, src: Operand) -> Tensor:
     return _scatter_along("scatter_add", indexing.scatter_add, x, axis, index, src)
 
 
-@beside_operands
+@unit
 def scatter_reduce(
     x: Operand,
     axis: int,

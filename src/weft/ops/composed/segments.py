@@ -20,6 +20,7 @@ from weft.core.shapes import Dimension, check_size
 from weft.core.shapes import equal as equal_sizes
 from weft.ir.constants import beside_operands, place_beside
 from weft.ir.dispatch import apply
+from weft.ir.eager import unit
 from weft.ir.elsewhere import device_unit
 from weft.ir.forward import has_derivative
 from weft.ir.primitive import Primitive
@@ -88,6 +89,7 @@ def _count(op: str, labels: Tensor, count: Dimension | None, option: str) -> Dim
 # --- segments ----------------------------------------------------------------------------------
 
 
+@unit
 def segment_sum(
     data: Operand, segment_ids: Operand, num_segments: Dimension | None = None
 ) -> Tensor:
@@ -100,6 +102,7 @@ def segment_sum(
     return _reduce_segments("segment_sum", indexing.scatter_add, data, segment_ids, num_segments, 0)
 
 
+@unit
 def segment_max(
     data: Operand, segment_ids: Operand, num_segments: Dimension | None = None
 ) -> Tensor:
@@ -117,6 +120,7 @@ def segment_max(
     )
 
 
+@unit
 def segment_min(
     data: Operand, segment_ids: Operand, num_segments: Dimension | None = None
 ) -> Tensor:
@@ -134,7 +138,7 @@ def segment_min(
     )
 
 
-@beside_operands
+@unit
 def segment_mean(
     data: Operand, segment_ids: Operand, num_segments: Dimension | None = None
 ) -> Tensor:
