@@ -21,8 +21,8 @@ from weft.core.names import nearest_name
 
 
 def _choose_from(variable: str, choices: tuple[str, ...]) -> str:
-    """What an environment variable chooses; the first choice where it is not set."""
-    given = os.environ.get(variable, choices[0]).lower()
+    """What an environment variable chooses; the first choice where it is empty or not set."""
+    given = os.environ.get(variable, "").lower() or choices[0]
     if given not in choices:
         raise ArgumentError(
             "settings",
@@ -45,7 +45,7 @@ def is_on(variable: str) -> bool:
 
 
 def _number_from(variable: str, default: int) -> int:
-    given = os.environ.get(variable, str(default))
+    given = os.environ.get(variable, "") or str(default)
     if not given.isdecimal():
         raise ArgumentError(
             "settings",

@@ -15,7 +15,7 @@ from weft.core.dimensions import is_zero
 from weft.core.errors import ArgumentError, ShapeError
 from weft.core.shapes import Dim, Dimension, Shape
 from weft.ir.dispatch import apply
-from weft.ir.eager import unit
+from weft.ir.remembered_calls import remember_host_calls
 from weft.ir.tensor import Tensor
 from weft.ops import movement
 from weft.ops.composed.manipulation import broadcast_known, cut_axis
@@ -28,7 +28,7 @@ MODES = ("constant", "reflect", "edge", "symmetric", "wrap")
 Widths = list[tuple[Dimension, Dimension]]
 
 
-@unit
+@remember_host_calls
 def pad(x: Operand, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0) -> Tensor:
     """The tensor with elements added before and after each axis.
 

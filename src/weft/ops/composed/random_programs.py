@@ -21,6 +21,7 @@ import numpy as np
 
 from weft.core.arrays import HostArray
 from weft.core.dtypes import DType, uint32
+from weft.core.host_memory import fits_memory
 from weft.core.shapes import Shape, is_static
 from weft.ir.dispatch import OBSERVERS, apply
 from weft.ir.eager import Forms
@@ -46,7 +47,8 @@ def compile_draws(f: Draw) -> Draw:
         if type(array) is not HostArray or is_watched or traces.device is not None:
             return f(key, shape, dtype)
         count = int(math.prod(shape)) if is_static(shape) else 0
-        if not count or array.shape != (2,):
+        fits = fits_memory(count * dtype.bits // 8)  # where it does not, the reference says so
+        if not count or array.shape != (2,) or not fits:
             return f(key, shape, dtype)
         found = forms.get(dtype)
         if found is None:
