@@ -12,7 +12,7 @@ import gc
 import math
 from collections.abc import Callable
 from functools import cache, lru_cache
-from threading import Lock, RLock
+from threading import Lock
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -191,10 +191,9 @@ class CudaArray:
         if part.pointer % ALIGNMENT == 0:
             return new_array(part, kind, base)
         stream = memory.stream
-        with RUN_LOCK:
-            stream.device.make_current()
-            room = stream.allocate(kind.nbytes)
-            stream.copy(room, part, kind.nbytes)
+        stream.device.make_current()
+        room = stream.allocate(kind.nbytes)
+        stream.copy(room, part, kind.nbytes)
         return new_array(room, kind)
 
     def to_host(self) -> HostArray:
@@ -210,19 +209,15 @@ class CudaArray:
     def copy(self) -> CudaArray:
         """The same elements in memory of their own."""
         stream = self.memory.stream
-        with RUN_LOCK:
-            stream.device.make_current()
-            memory = stream.allocate(self.nbytes)
-            stream.copy(memory, self.memory, self.nbytes)
+        stream.device.make_current()
+        memory = stream.allocate(self.nbytes)
+        stream.copy(memory, self.memory, self.nbytes)
         return CudaArray(memory, self.dtype, self.shape)
 
     def __repr__(self) -> str:
         return f"<array of {self.dtype}{list(self.shape)} on {self.device}>"
 
 
-RUN_LOCK = RLock()
-"""Cells are written, and work put on a stream, by one thread at a time."""
-wait_at_fork(RUN_LOCK)
 LARGEST = 5
 """How many arrays are named where memory runs out."""
 
@@ -301,11 +296,10 @@ def filler(ordinal: int) -> Callable[[np.dtype[Any], tuple[int, ...], Any], Cuda
         if pattern is None:
             return None
         stream, kind = compute_stream(ordinal), array_kind(ordinal, dtype, shape)
-        with RUN_LOCK:
-            stream.device.make_current()
-            memory = stream.allocate(kind.nbytes)
-            if kind.nbytes:
-                stream.fill(memory, pattern, kind.nbytes)
+        stream.device.make_current()
+        memory = stream.allocate(kind.nbytes)
+        if kind.nbytes:
+            stream.fill(memory, pattern, kind.nbytes)
         return new_array(memory, kind)
 
     return fill
@@ -324,11 +318,16 @@ def uploader(ordinal: int) -> Callable[[HostArray], CudaArray]:
     """What copies arrays of the host to a card."""
 
     def upload(array: HostArray) -> CudaArray:
-        stream = compute_stream(ordinal)
-        with RUN_LOCK:  # a copy must not become part of a graph that another thread captures
-            stream.device.make_current()
-            memory = stream.allocate(array.nbytes)
-            stream.upload(memory, array)
-        return CudaArray(memory, array.dtype, array.shape)
+        return upload_array(compute_stream(ordinal), array)
 
     return upload
+
+
+def upload_array(stream: Stream, array: HostArray) -> CudaArray:
+    """A copy of an array of the host on a card; the array may be changed when this returns."""
+    stream.device.make_current()
+    memory = stream.allocate(array.nbytes)
+    stream.upload(memory, array)
+    if array.nbytes and stream.driver.is_pinned(array.ctypes.data):
+        stream.synchronize()
+    return CudaArray(memory, array.dtype, array.shape)

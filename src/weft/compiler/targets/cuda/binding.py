@@ -70,6 +70,8 @@ _CELL = 8
 """Bytes of a cell."""
 
 
+MOST_BLOCKS = 1 << 31
+"""One more than the blocks of a grid, whose number launches pass as 32 bits."""
 OWN_WORKSPACES = 32 << 20
 """Bytes of workspaces up to which each launch has one of its own, so that some may run at once."""
 OWN_MEMORY = 32 << 20
@@ -435,6 +437,14 @@ class Binding:
         self, function: Function, blocks: int, threads: int, table: Sequence[int]
     ) -> Run:
         """What launches a function with the parameters at these addresses."""
+        if not 0 < blocks < MOST_BLOCKS:
+            raise UnsupportedError(
+                "cuda",
+                "a launch has more blocks than a card counts",
+                expected=f"from 1 to {MOST_BLOCKS - 1} blocks",
+                got={"function": function.name, "blocks": blocks},
+                fix="compute on parts of the tensor, one after the other",
+            )
         parameters = (c_void_p * max(1, len(table)))(*table)
         self._held.append(parameters)
         self.count += 1

@@ -22,6 +22,7 @@ from weft.compiler.targets.cuda.launcher import Record, Run, encode_map, encode_
 from weft.compiler.targets.cuda.modules import Function, load_written_ptx
 from weft.compiler.targets.cuda.ptx_writer import Parameter, Pointer, TensorMap, WindowMap
 from weft.compiler.targets.cuda.views import View
+from weft.core.errors import UnsupportedError
 from weft.core.records import frozen
 
 Array = np.ndarray[Any, Any]
@@ -179,10 +180,23 @@ def bind_parameters(
             table.append(binding.cell(launch, whole))
         else:
             word = words[name] if name in words else _stride(name, values, shapes)
-            number = np.array([word], np.uint32)
+            number = np.array([_checked_word(name, word)], np.uint32)
             binding.keep(number)
             table.append(int(number.ctypes.data))
     return table, binding.native_run(*maps)
+
+
+def _checked_word(name: str, word: int) -> int:
+    """A number that a kernel is given as 32 bits."""
+    if not 0 <= word < 1 << 32:
+        raise UnsupportedError(
+            "cuda",
+            "a kernel counts the elements between two rows or items of a stack in 32 bits",
+            expected="fewer than 2^32 elements",
+            got={name: word},
+            fix="multiply the items of the stack one by one, or fewer rows at a time",
+        )
+    return word
 
 
 def _bind_map(
