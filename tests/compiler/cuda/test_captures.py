@@ -167,3 +167,12 @@ def test_a_number_that_does_not_fit_into_a_word_is_refused() -> None:
     assert _checked_word("a_batch_stride", (1 << 32) - 1) == (1 << 32) - 1
     with pytest.raises(wf.UnsupportedError, match="32 bits"):
         _checked_word("a_batch_stride", 1 << 32)
+
+
+def test_counters_of_a_launch_that_begin_anew_are_all_touched() -> None:
+    binding = Binding.__new__(Binding)
+    binding._counters, binding._own_counters = 768, (0, 0)
+    binding._held, binding.counter_words = [], {}
+    for _ in range(2):  # the second piece lies before the first
+        binding.counter_cell(1 << 20, 1024, 200)
+    assert binding._own_counters == (1 << 20, (1 << 20) + 1024)

@@ -428,7 +428,9 @@ class Binding:
         if self._counters + size > room:
             self._counters = 0
         place, self._counters = address + self._counters, self._counters + size
-        self._own_counters = (self._own_counters[0] or place), place + size
+        first, end = self._own_counters
+        # the second of two pieces may have begun anew, before the first
+        self._own_counters = min(first or place, place), max(end, place + size)
         cell = self.number(place)
         self.counter_words[cell] = place - address
         return cell

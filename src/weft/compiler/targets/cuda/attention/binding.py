@@ -78,7 +78,7 @@ def is_attention(node: GraphNode) -> bool:
         and (node.primitive is attention or int(k.shape[-2]) <= MOST_KEYS)
         and prod(int(dim) for dim in q.shape) > 0
         and ("mask" not in named or mask_strides(named) is not None)
-        and _draws_in_blocks(named, node.params.get("kept", 1.0))
+        and draws_in_blocks(named, node.params.get("kept", 1.0))
     )
 
 
@@ -147,7 +147,7 @@ def _aligned_elements(mask: str, keys: int) -> int:
     return 2 if mask and keys % 2 == 0 else 1
 
 
-def _draws_in_blocks(named: dict[str, TensorType], kept: float) -> bool:
+def draws_in_blocks(named: dict[str, TensorType], kept: float) -> bool:
     """Whether weights drop by whole blocks of random words, or none does."""
     if kept >= 1:
         return True
