@@ -11,6 +11,11 @@ import numpy as np
 import pytest
 from tests.compiler.cuda.device_cases import numbers
 from tests.compiler.cuda.host_card import HostCard
+from tests.compiler.cuda.thread_cases import (
+    check_captures_beside_threads,
+    check_exchanged_axes,
+    check_pinned_uploads,
+)
 
 import weft as wf
 from weft.compiler.plan.planning import plan_program
@@ -176,3 +181,16 @@ def test_counters_of_a_launch_that_begin_anew_are_all_touched() -> None:
     for _ in range(2):  # the second piece lies before the first
         binding.counter_cell(1 << 20, 1024, 200)
     assert binding._own_counters == (1 << 20, (1 << 20) + 1024)
+
+
+def test_captures_beside_threads(card: HostCard) -> None:
+    check_captures_beside_threads(sizes=2, rounds=4)
+
+
+def test_pinned_memory_may_be_changed_after_an_upload(card: HostCard) -> None:
+    check_pinned_uploads(1000, 2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_products_of_exchanged_axes(card: HostCard, dtype: str) -> None:
+    check_exchanged_axes(dtype)

@@ -3,7 +3,9 @@
 Elements lie one after the other. An array is there as soon as it exists, for work that comes after
 it on the card's stream; the host waits for it only when it reads elements (`to_host`). Two arrays
 may share memory: the second then holds the first as its `base`. So a stretch of an array's elements
-that begins where kernels read vectors is an array without a launch (`part`).
+that begins where kernels read vectors is an array without a launch (`part`). A matrix with its axes
+exchanged is a copy that is made when its memory is asked for (`exchange_axes`): products read its
+source.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import numpy as np
 from weft.compiler.targets.cuda.device import (
     ALIGNMENT,
     EXPLAIN,
+    RUN_LOCK,
     Memory,
     PartOfMemory,
     Stream,
@@ -84,13 +87,16 @@ class ArrayKind:
         if not shown.flags.c_contiguous:
             return None
         first: int = shown.__array_interface__["data"][0]
-        start, shape = first - _NOWHERE if shown.size else 0, shown.shape
+        return first - _NOWHERE if shown.size else 0, self.with_shape(shown.shape)
+
+    def with_shape(self, shape: tuple[int, ...]) -> ArrayKind:
+        """The kind of arrays of another shape."""
         kind = self._parts.get(shape)
         if kind is None:
             if len(self._parts) >= PART_KINDS:
                 self._parts.clear()
             kind = self._parts[shape] = array_kind(self.ordinal, self.dtype, shape)
-        return start, kind
+        return kind
 
 
 class _Layout:
@@ -126,7 +132,7 @@ def array_kind(ordinal: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Ar
 class CudaArray:
     """An array in the memory of a card."""
 
-    __slots__ = ("__weakref__", "base", "kind", "memory", "pointer")
+    __slots__ = ("__weakref__", "base", "kind", "memory", "pointer", "turned_from")
 
     def __init__(
         self,
@@ -136,6 +142,7 @@ class CudaArray:
         base: CudaArray | None = None,
     ) -> None:
         self.memory, self.base, self.pointer = memory, base, memory.pointer
+        self.turned_from: Turned | None = None
         self.kind = array_kind(memory.stream.device.ordinal, dtype, shape)
 
     @property
@@ -196,6 +203,39 @@ class CudaArray:
         stream.copy(room, part, kind.nbytes)
         return new_array(room, kind)
 
+    def exchange_axes(
+        self, order: tuple[int, ...], copy: Callable[[CudaArray], CudaArray]
+    ) -> CudaArray:
+        """The array with its axes in another order, which `copy` makes when memory is asked for.
+
+        It holds this one as its base, and is never written to: products read this one instead.
+        """
+        array = _new(CudaArray)
+        array.kind = self.kind.with_shape(tuple([self.kind.shape[axis] for axis in order]))
+        array.base, array.turned_from = self.base or self, (self, order, copy)
+        return array
+
+    def __getattr__(self, name: str) -> Any:
+        """The memory of an array that was not copied yet; others have theirs from the start."""
+        if name not in ("memory", "pointer"):
+            raise AttributeError(name)
+        turned = self.turned_from
+        assert turned is not None
+        source, _, copy = turned
+        made = copy(source)
+        with RUN_LOCK:  # another thread may have made it, and uses it already
+            if not self.has_memory():
+                self.pointer, self.memory = made.pointer, made.memory
+        return object.__getattribute__(self, name)
+
+    def has_memory(self) -> bool:
+        """Whether its elements are in memory of the card by now."""
+        try:
+            object.__getattribute__(self, "memory")
+        except AttributeError:
+            return False
+        return True
+
     def to_host(self) -> HostArray:
         """A copy in the host's memory, once all work before it is done."""
         stream = self.memory.stream
@@ -218,6 +258,8 @@ class CudaArray:
         return f"<array of {self.dtype}{list(self.shape)} on {self.device}>"
 
 
+Turned = tuple[CudaArray, tuple[int, ...], Callable[[CudaArray], CudaArray]]
+"""An array, another order of its axes, and what makes a copy in that order."""
 LARGEST = 5
 """How many arrays are named where memory runs out."""
 
@@ -229,7 +271,7 @@ def out_of_memory(size: int, error: OutOfMemoryError) -> OutOfMemoryError:
     """
     held: dict[int, CudaArray] = {}
     for each in gc.get_objects():
-        if type(each) is CudaArray and each.nbytes:
+        if type(each) is CudaArray and each.has_memory() and each.nbytes:
             known = held.get(each.pointer)
             if known is None or each.nbytes > known.nbytes:
                 held[each.pointer] = each
@@ -255,6 +297,7 @@ def new_array(
     """An array of a known kind: with less work than the class itself has."""
     array = _new(CudaArray)
     array.memory, array.pointer, array.kind, array.base = memory, memory.pointer, kind, base
+    array.turned_from = None
     return array
 
 
