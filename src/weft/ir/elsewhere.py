@@ -146,19 +146,22 @@ def from_sources(
 
     def is_exchanged(operands: Sequence[Any]) -> bool:
         return (
-            bool(EXCHANGED)
-            and not traces.stack
+            not traces.stack
             and AUTOCAST.get() is None
             and any(type(each) is Tensor and _is_turned(each._value) for each in operands)
         )
 
     @wraps(plain)
     def function(x1: Any, x2: Any, /) -> Tensor:
-        found: Tensor = plain(x1, x2) if is_exchanged((x1, x2)) else product(x1, x2)
-        return found
+        if EXCHANGED and is_exchanged((x1, x2)):
+            found: Tensor = plain(x1, x2)
+            return found
+        return product(x1, x2)
 
     function.weights = product.weights  # type: ignore[attr-defined]
-    RECALLS[function] = lambda args, kwargs: None if is_exchanged(args) else recall(args, kwargs)
+    RECALLS[function] = lambda args, kwargs: (
+        None if EXCHANGED and is_exchanged(args) else recall(args, kwargs)
+    )
     return function
 
 

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from threading import Thread
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +22,11 @@ import weft as wf
 from weft.compiler.plan.planning import plan_program
 from weft.compiler.targets.cuda import faults
 from weft.compiler.targets.cuda.array import compute_stream, upload_array
+from weft.compiler.targets.cuda.attention import binding as attention_binding
 from weft.compiler.targets.cuda.binding import MOST_BLOCKS, Binding
 from weft.compiler.targets.cuda.device import RUN_LOCK, PinnedMemory, hold_quick_calls
 from weft.compiler.targets.cuda.executable import CudaExecutable
-from weft.compiler.targets.cuda.graphs import capture_graph
+from weft.compiler.targets.cuda.graphs import Span, capture_graph, dependencies
 from weft.compiler.targets.cuda.parameters import _checked_word
 from weft.compiler.targets.cuda.target import CUDA
 
@@ -194,3 +196,36 @@ def test_pinned_memory_may_be_changed_after_an_upload(card: HostCard) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_products_of_exchanged_axes(card: HostCard, dtype: str) -> None:
     check_exchanged_axes(dtype)
+
+
+def test_launches_whose_blocks_wait_for_each_other_are_in_order(card: HostCard) -> None:
+    """Two gradients of attention that share nothing: each might have half of the card, for ever."""
+
+    def loss(q: wf.Tensor) -> wf.Tensor:
+        return wf.scaled_dot_product_attention(q, q, q, causal=True).astype("float32").sum()
+
+    kinds = [wf.spec("bfloat16", (1, 2, 64, 64))] * 2
+    graph = wf.ir.trace(lambda a, b: (wf.grad(loss)(a), wf.grad(loss)(b)), *kinds)
+    program = CudaExecutable(plan_program(graph, CUDA), 0)
+    binding: Any = program._bind([]).launches
+    counted = [each.counters for each in binding.touched if each.counters[1]]
+    assert len(counted) == 2
+    spans = [[Span(*each, True)] for each in counted]
+    assert dependencies(spans) == [[], [0]]
+
+
+def test_gradients_of_more_keys_than_a_smaller_card_holds_are_products(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kinds = [wf.spec("bfloat16", (1, 1, length, 64)) for length in (128, 114 * 128 + 128)]
+
+    def gradient(q: wf.Tensor, k: wf.Tensor) -> wf.Tensor:
+        return wf.grad(lambda q: wf.scaled_dot_product_attention(q, k, k).astype("float32").sum())(
+            q
+        )
+
+    graph = wf.ir.trace(gradient, *kinds)
+    for count, is_there in ((132, True), (114, False)):
+        monkeypatch.setattr(attention_binding, "multiprocessor_count", lambda count=count: count)
+        names = [launch.name for launch in plan_program(graph, CUDA).launches]
+        assert ("attention_gradient" in names) == is_there, names

@@ -419,10 +419,11 @@ class Binding:
         self._own_workspace = self._start, max(end, self._own_workspace[1])
         return int(cell.ctypes.data)
 
-    def counter_cell(self, address: int, room: int, count: int) -> int:
+    def counter_cell(self, address: int, room: int, count: int, *, is_alone: bool = False) -> int:
         """The address of a cell with that of `count` bytes of zeros, of `room` at an address.
 
-        Launches have zeros of their own as long as there are some, so that they need no order.
+        Launches have zeros of their own as long as there are some, so that they need no order; one
+        that `is_alone` touches all of them, and waits for all others that have some.
         """
         size = aligned_size(count)
         if self._counters + size > room:
@@ -431,6 +432,8 @@ class Binding:
         first, end = self._own_counters
         # the second of two pieces may have begun anew, before the first
         self._own_counters = min(first or place, place), max(end, place + size)
+        if is_alone:
+            self._own_counters = address, address + room
         cell = self.number(place)
         self.counter_words[cell] = place - address
         return cell
