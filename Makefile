@@ -47,7 +47,7 @@ VENV_BENCH := .venv-bench/.complete
 VENV_DOCS := .venv-docs/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test coverage quick test-pythons test-gpu checked plain eager replay fuzz machines conformance lint bench bench-distributed bench-gpu docs docs-versions dist nightly examples clean
+.PHONY: help venv demo test coverage quick test-pythons test-gpu checked plain eager replay fuzz machines conformance lint bench bench-distributed bench-gpu sitting docs docs-versions dist nightly examples clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -120,6 +120,9 @@ bench: $(VENV_BENCH) $(PEERS:%=.venv-bench-%/.complete)  ## time Weft beside PyT
 
 bench-distributed: $(VENV) $(VENV_BENCH)  ## time data parallel steps and sums over processes beside PyTorch's DDP and FSDP on gloo; DISTRIBUTED="--quick"
 	.venv/bin/python benchmarks/distributed.py --torch .venv-bench/bin/python $(DISTRIBUTED)
+
+sitting: $(VENV)  ## tests, random programs and open benchmarks on a card that is lent for minutes; SITTING="--seconds 580 --only tests"
+	.venv/bin/python benchmarks/gpu/sitting.py $(SITTING)
 
 bench-gpu: $(VENV_BENCH)  ## time Weft beside PyTorch and JAX on an NVIDIA card; GPU="--only mlp eager"
 	.venv-bench/bin/python benchmarks/gpu/compare.py $(GPU)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from benchmarks.gpu.loading import LoadedKernel, measure, multiprocessors, report, run_parts
+from benchmarks.gpu.loading import LoadedKernel, measure, multiprocessors
+from benchmarks.gpu.reporting import report, run_parts
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from weft.compiler.targets.cuda.attention.backward import backward_kernel, backward_launch

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from benchmarks.gpu.loading import measure, report, run_parts
+from benchmarks.gpu.loading import measure
+from benchmarks.gpu.reporting import report, run_parts
 from benchmarks.gpu.steps import milliseconds
 
 import weft as wf

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from benchmarks.gpu.loading import LoadedKernel, measure, multiprocessors, report
+from benchmarks.gpu.loading import LoadedKernel, measure, multiprocessors
+from benchmarks.gpu.reporting import report
 
 from weft.compiler.targets.cuda.cross_entropy import CrossEntropySpec, cross_entropy_kernel
 

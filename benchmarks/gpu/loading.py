@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,7 @@ import torch
 
 from weft.compiler.targets.cuda.ptx_writer import Parameter, Pointer, TensorMap
 
-__all__ = ["LoadedKernel", "cubin_name", "measure", "multiprocessors", "report", "run_parts"]
+__all__ = ["LoadedKernel", "cubin_name", "measure", "multiprocessors"]
 
 _MAP_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9, "tfloat32": 11}
 _SHARED_MEMORY_ATTRIBUTE = 8
@@ -166,26 +163,3 @@ def measure(
             end.synchronize()
             best[name] = min(best[name], start.elapsed_time(end) / calls * 1e3)
     return {name: round(time, 2) for name, time in best.items()}
-
-
-def report(file: str, row: Mapping[str, object]) -> None:
-    """Print a row of results, and append it to a file in the folder that OUT names."""
-    text = json.dumps(row)
-    print(text, flush=True)
-    folder = os.environ.get("OUT")
-    if folder:
-        with Path(folder, file).open("a") as out:
-            out.write(text + "\n")
-
-
-def run_parts(parts: Mapping[str, Callable[[], None]], script: str, seconds: float) -> None:
-    """Run the parts that the command line names, or all: one here, several in a process each."""
-    names = sys.argv[1:]
-    if len(names) == 1:
-        parts[names[0]]()
-        return
-    for name in names or parts:
-        try:
-            subprocess.run([sys.executable, script, name], check=True, timeout=seconds)
-        except subprocess.SubprocessError as error:
-            report(f"{Path(script).stem}_failures.jsonl", {"part": name, "error": str(error)})

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from benchmarks.gpu.loading import LoadedKernel, measure, multiprocessors, report, run_parts
+from benchmarks.gpu.loading import LoadedKernel, measure, multiprocessors
+from benchmarks.gpu.reporting import report, run_parts
 
 import weft as wf
 from weft.compiler.pipeline import optimize

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
-from benchmarks.gpu.loading import report
+from benchmarks.gpu.reporting import report
 
 import weft as wf
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from benchmarks.gpu.loading import report, run_parts
+from benchmarks.gpu.reporting import report, run_parts
 
 import weft as wf
 
@@ -152,6 +152,51 @@ def eager() -> None:
     report(FILE, row)
 
 
+def eager_open(count: int = 300) -> None:
+    """Eager calls that changed since they were measured, in microseconds beside PyTorch's.
+
+    Without PyTorch's on a card, as where the card is imitated, ours alone.
+    """
+    x, number, steps = wf.ones((64, 64), device="cuda"), [0], 16
+    ours: dict[str, Callable[[], object]] = {
+        "x.T @ x": lambda: x.T @ x,
+        "x.T": lambda: x.T,
+        "dropout": lambda: wf.nn.functional.dropout(x, 0.1),
+        "x[:, t]": lambda: x[:, _next_number(number, steps)],
+        "zeros": lambda: wf.zeros((64, 64), device="cuda"),
+        "read": lambda: x.numpy(),
+    }
+    theirs: dict[str, Callable[[], object]] = {}
+    try:
+        import torch
+
+        t = torch.ones(64, 64, device="cuda")
+        theirs = {
+            "x.T @ x": lambda: t.T @ t,
+            "x.T": lambda: t.T,
+            "dropout": lambda: torch.nn.functional.dropout(t, 0.1),
+            "x[:, t]": lambda: t[:, _next_number(number, steps)],
+            "zeros": lambda: torch.zeros((64, 64), device="cuda"),
+            "read": lambda: t.cpu(),
+        }
+    except (ImportError, AssertionError, RuntimeError):
+        count = 2
+    for name, call in ours.items():
+        call()
+        row: dict[str, object] = {"part": "eager us", "call": name}
+        row["weft"] = round(1e3 * milliseconds(call, wf.cuda.synchronize, count), 2)
+        if theirs:
+            theirs[name]()
+            row["torch"] = round(1e3 * milliseconds(theirs[name], torch.cuda.synchronize, count), 2)
+        report(FILE, row)
+
+
+def _next_number(held: list[int], stop: int) -> int:
+    """Numbers from 0 on, again and again: a place that changes from call to call."""
+    held[0] = (held[0] + 1) % stop
+    return held[0]
+
+
 def resnet(batch: int = 128) -> None:
     """ResNet-50 at 224, bfloat16 weights."""
     wf.random.seed(0)
@@ -276,6 +321,7 @@ def torch_resnet() -> None:
 PARTS = {
     "mlp": mlp,
     "eager": eager,
+    "eager_open": eager_open,
     "gpt": gpt,
     "gpt_mixed": lambda: gpt(mixed=True),
     "torch_gpt": torch_gpt,

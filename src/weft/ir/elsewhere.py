@@ -21,6 +21,8 @@ from weft.core.arrays import CONCRETE, HostArray, can_compute_on, move
 from weft.core.dtypes import BY_NUMPY
 from weft.core.records import frozen
 from weft.core.settings import settings
+from weft.core.wrong_calls import RECALLS
+from weft.ir.autocast import AUTOCAST
 from weft.ir.call_keys import static_key
 from weft.ir.constants import beside_operands
 from weft.ir.dispatch import ELSEWHERE, KNOWN_ELSEWHERE, OBSERVERS, bind
@@ -44,7 +46,11 @@ def run_elsewhere(primitive: Primitive, arrays: Sequence[Any], params: dict[str,
     """
     if OBSERVERS or not settings.compiler or not COMPILE:
         return None
-    compute = _shown_stretch(primitive, arrays, params)
+    if primitive.name == "dot":
+        arrays, params = product_of_sources(arrays, params)
+    compute = _shown_stretch(primitive, arrays, params) or _exchanged_axes(
+        primitive, arrays, params
+    )
     if compute is not None:
         _remember_computing(primitive, arrays, params, compute)
         return wrap(compute(arrays)[0])
@@ -96,6 +102,90 @@ def _shown_stretch(
     return None if stretch is None else lambda arrays: (arrays[0].part_at(*stretch),)
 
 
+def _exchanged_axes(
+    primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]
+) -> Compute | None:
+    """What gives matrices with their axes exchanged, without a launch; None for other calls.
+
+    They are copied when something else than a product reads them.
+    """
+    if primitive.name != "transpose" or not hasattr(arrays[0], "exchange_axes") or not is_native():
+        return None
+    order = tuple(params["order"])
+    *front, row, column = range(max(2, len(order)))
+    if order != (*front, column, row):
+        return None
+    forms = forms_of(primitive, params)
+    run: Any = None if forms is None else forms.find((wrap(arrays[0]),), {})[0]
+    if not hasattr(run, "compute") or not hasattr(run, "quick_compute"):
+        return None
+
+    def copy(source: Any) -> Any:
+        return (run.quick_compute([source]) or run.compute)([source])[0]
+
+    EXCHANGED[:] = [True]
+    return lambda arrays: (arrays[0].exchange_axes(order, copy),)
+
+
+EXCHANGED: list[bool] = []
+"""Not empty once there was an array with its axes exchanged and not copied."""
+
+
+def _is_turned(array: Any) -> bool:
+    return getattr(array, "turned_from", None) is not None
+
+
+def from_sources(
+    product: Callable[[Any, Any], Tensor],
+) -> Callable[[Any, Any], Tensor]:
+    """A unit that is a product of two tensors, which goes to its primitive for exchanged axes.
+
+    A program is found by kinds, which do not tell them apart, and would be given a copy.
+    """
+    plain, recall = product.__wrapped__, RECALLS[product]  # type: ignore[attr-defined]
+
+    def is_exchanged(operands: Sequence[Any]) -> bool:
+        return (
+            not traces.stack
+            and AUTOCAST.get() is None
+            and any(type(each) is Tensor and _is_turned(each._value) for each in operands)
+        )
+
+    @wraps(plain)
+    def function(x1: Any, x2: Any, /) -> Tensor:
+        if EXCHANGED and is_exchanged((x1, x2)):
+            found: Tensor = plain(x1, x2)
+            return found
+        return product(x1, x2)
+
+    function.weights = product.weights  # type: ignore[attr-defined]
+    RECALLS[function] = lambda args, kwargs: (
+        None if EXCHANGED and is_exchanged(args) else recall(args, kwargs)
+    )
+    return function
+
+
+def product_of_sources(
+    arrays: Sequence[Any], params: dict[str, Any]
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Operands of a product as they lie in memory, and its axes there.
+
+    An operand of several axes that are not summed stays: their order is that of the result.
+    """
+    if not EXCHANGED or not any(map(_is_turned, arrays)):
+        return arrays, params
+    stored, axes = [*arrays], {name: [*params[name]] for name in ("contract", "batch")}
+    for side, array in enumerate(arrays):
+        taken = len(params["contract"][side]) + len(params["batch"][side])
+        turned = getattr(array, "turned_from", None)
+        while turned is not None and len(array.shape) - taken <= 1:
+            stored[side], order, _ = turned
+            for pair in axes.values():
+                pair[side] = tuple([order[axis] for axis in pair[side]])
+            turned = stored[side].turned_from
+    return stored, {name: tuple(pair) for name, pair in axes.items()}
+
+
 @frozen
 class PlacedCall:
     """A call of a primitive with its places as data: one program computes it for all places.
@@ -140,7 +230,9 @@ def run_known_elsewhere(
 
     What was computed before needs no check of types, devices and parameters.
     """
-    arrays = [operand._value for operand in operands]
+    arrays: Sequence[Any] = [operand._value for operand in operands]
+    if primitive.name == "dot":
+        arrays, params = product_of_sources(arrays, params)
     key = key_elsewhere(primitive, arrays, params)
     compute = None if key is None else _computing.get(key)
     if compute is None or OBSERVERS or not is_native():

@@ -39,6 +39,10 @@ EXACT: Cases = {
         attend("float32", _numbers_to_add, causal=True, aligned="end"), (2, 1, 16, 4),
         (2, 1, 19, 4),
     ),
+    "dropout, causal, shared keys": (
+        attend("float32", causal=True, dropout=0.3), (2, 2, 17, 8), (2, 1, 20, 8),
+    ),
+    "dropout and a mask": (attend("float32", _seen, dropout=0.5), (1, 2, 19, 4), (1, 2, 16, 4)),
 }  # fmt: skip
 """Programs and the shapes of queries and of keys."""
 LARGE: Cases = {
@@ -51,6 +55,12 @@ LARGE: Cases = {
     "a long cache": (
         attend("float32", lambda b, h, q, k: wf.arange(k) < 1500), (2, 8, 16, 64),
         (2, 2, 2048, 64),
+    ),
+    "dropout, causal": (
+        attend("float32", causal=True, dropout=0.1), (2, 4, 300, 64), (2, 2, 300, 64),
+    ),
+    "dropout, heads of 128, numbers": (
+        attend("float32", _numbers_to_add, dropout=0.4), (1, 2, 200, 128), (1, 2, 260, 128),
     ),
 }  # fmt: skip
 """Sizes that take too long where there is no card."""

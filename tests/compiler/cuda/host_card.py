@@ -73,12 +73,23 @@ UNWRITTEN = 0xFF
 """What new memory holds: NaN in every floating-point type."""
 
 
+NOT_CAPTURED = {
+    "cuMemAllocAsync", "cuMemFreeAsync", "cuMemFreeHost", "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2", "cuCtxSynchronize", "cuStreamSynchronize", "cuStreamWaitEvent",
+    "cuEventRecord", "cuModuleUnload",
+}  # fmt: skip
+"""Calls that a captured stream takes for a part of the graph, or that end the capture."""
+MOST_BLOCKS, MOST_THREADS, MOST_SHARED = (1 << 31) - 1, 1024, 227 * 1024
+
+
 class HostCard(FakeLibrary):
     """The library of a driver for one card."""
 
     def __init__(self) -> None:
         super().__init__(cards=1)
         self.blocks: dict[int, np.ndarray[Any, Any]] = {}
+        self.pinned: dict[int, int] = {}
+        """Bytes of pinned memory, by address."""
         self.modules: dict[bytes, list[Kernel]] = {}
         self.written: dict[bytes, Any] = {}
         """Kernels that are written as PTX, by their text."""
@@ -100,6 +111,8 @@ class HostCard(FakeLibrary):
         """What the pass back leaves for the kernel after it."""
 
     def _answer(self, name: str, arguments: tuple[Any, ...]) -> None:
+        if self.capturing is not None:
+            assert name not in NOT_CAPTURED, f"{name} while a stream is captured"
         method = getattr(self, f"do_{name}", None)
         with self.native_call:
             if method is not None:
@@ -123,6 +136,7 @@ class HostCard(FakeLibrary):
 
     def do_cuMemHostAlloc(self, place: Any, size: int, flags: int) -> None:
         self.do_cuMemAllocAsync(place, size, 0)
+        self.pinned[place._obj.value] = size
 
     def check_fences(self) -> None:
         """Fail where something was written behind the end of memory."""
@@ -145,11 +159,9 @@ class HostCard(FakeLibrary):
             action()
 
     def do_cuMemcpyHtoDAsync_v2(self, target: int, source: int, size: int, stream: int) -> None:
-        assert self.capturing is None
         ctypes.memmove(self.memory_at(target)[:size].ctypes.data, source, size)
 
     def do_cuMemcpyDtoHAsync_v2(self, target: int, source: int, size: int, stream: int) -> None:
-        assert self.capturing is None
         assert len(self.memory_at(source)) >= size
         ctypes.memmove(target, source, size)
 
@@ -194,7 +206,16 @@ class HostCard(FakeLibrary):
             found = self.written[held]
         self.functions[place._obj.value] = found
 
+    def do_cuPointerGetAttribute(self, place: Any, attribute: int, address: int) -> None:
+        blocks = self.pinned.items()
+        is_known = any(first <= address < first + size for first, size in blocks)
+        place._obj.value = int(is_known)
+
     def do_cuLaunchKernel(self, function: int, *given: Any) -> None:
+        blocks, _, _, threads, _, _, shared = given[:7]
+        assert 0 < blocks <= MOST_BLOCKS
+        assert 0 < threads <= MOST_THREADS
+        assert shared <= MOST_SHARED
         self._put(self._launch_of(function, given[0], given[8]))
 
     def _launch_of(self, function: int, blocks: int, operands: int) -> Callable[[], None]:

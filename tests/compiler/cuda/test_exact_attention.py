@@ -27,6 +27,9 @@ KERNELS = {
     "forward": exact_forward_kernel(ExactSpec(64, True, 0.125)),
     "queries": exact_queries_kernel(ExactSpec(96, False, 0.1, "bool")),
     "keys": exact_keys_kernel(ExactSpec(64, True, 0.125, "float32", True)),
+    "forward, dropout": exact_forward_kernel(ExactSpec(128, True, 0.125, kept=0.9)),
+    "queries, dropout": exact_queries_kernel(ExactSpec(64, True, 0.1, "bool", kept=0.9)),
+    "keys, dropout": exact_keys_kernel(ExactSpec(128, False, 0.1, kept=0.5)),
 }
 
 
@@ -45,7 +48,8 @@ def test_attention_of_float32_is_the_processors_with_its_gradients(
         ((1, 2, 19, 132), "float32", {}),
         ((1, 2, 19, 8), "float64", {}),
         ((1, 2, 15, 8), "float32", {}),
-        ((1, 2, 19, 8), "float32", {"dropout": 0.5}),
+        ((1, 2, 19, 8), "float32", {"dropout": 0.5}),  # rows are no whole blocks of random words
+        ((1, 2, 20, 8), "float32", {"dropout": 1.0}),
     ],
 )
 def test_other_attention_is_made_of_products(

@@ -182,12 +182,12 @@ def test_a_kernel_that_faults_is_reported_with_the_program_that_ran_last(card: H
     for call, names in ((eager, "exp"), (lambda: compiled(x), "sin, sort, multiply")):
         for _ in range(3):
             result = call()
-        card.results["cuStreamSynchronize"] = 700
+        card.results["cuEventSynchronize"] = 700
         try:
             with pytest.raises(wf.DeviceError, match="refused a call") as caught:
                 result.numpy()
         finally:
-            del card.results["cuStreamSynchronize"]
+            del card.results["cuEventSynchronize"]
         text = str(caught.value)
         assert f"launches of {names}" in text
         assert "restart the process" in caught.value.fix

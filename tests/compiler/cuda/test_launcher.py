@@ -17,14 +17,13 @@ import weft as wf
 from weft.compiler.targets.cuda import binding as bindings
 from weft.compiler.targets.cuda import bound_program
 from weft.compiler.targets.cuda.array import (
-    RUN_LOCK,
     CudaArray,
     array_kind,
     compute_stream,
     new_array,
 )
 from weft.compiler.targets.cuda.bound_program import FEW_LAUNCHES, QUICK_LAUNCHES, BoundProgram
-from weft.compiler.targets.cuda.device import Stream, hold_quick_calls
+from weft.compiler.targets.cuda.device import RUN_LOCK, Stream, hold_quick_calls
 from weft.compiler.targets.cuda.graphs import Span, dependencies
 from weft.compiler.targets.cuda.launcher import (
     FAULT,

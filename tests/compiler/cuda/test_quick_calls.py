@@ -15,8 +15,8 @@ from tests.compiler.cuda.host_card import HostCard
 from tests.hammer import at_once
 
 import weft as wf
-from weft.compiler.targets.cuda.array import RUN_LOCK
 from weft.compiler.targets.cuda.bound_program import BoundProgram
+from weft.compiler.targets.cuda.device import RUN_LOCK
 from weft.compiler.targets.cuda.executable import BOUND
 from weft.ir import eager
 

@@ -27,6 +27,7 @@ from weft.core.shapes import (
 from weft.ir.batching import move_axis
 from weft.ir.dispatch import apply
 from weft.ir.eager import unit
+from weft.ir.elsewhere import from_sources
 from weft.ir.remembered_calls import remember_calls
 from weft.ir.tensor import Tensor
 from weft.ops.arithmetic import add, conj, multiply
@@ -61,6 +62,7 @@ def _is_one(value: Any) -> bool:
     return type(value) in (int, float) and value == 1
 
 
+@from_sources
 @unit
 def matmul(x1: Any, x2: Any, /) -> Tensor:
     """The matrix product over the last axis of x1 and the last but one of x2.

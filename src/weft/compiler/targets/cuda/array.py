@@ -3,7 +3,9 @@
 Elements lie one after the other. An array is there as soon as it exists, for work that comes after
 it on the card's stream; the host waits for it only when it reads elements (`to_host`). Two arrays
 may share memory: the second then holds the first as its `base`. So a stretch of an array's elements
-that begins where kernels read vectors is an array without a launch (`part`).
+that begins where kernels read vectors is an array without a launch (`part`). A matrix with its axes
+exchanged is a copy that is made when its memory is asked for (`exchange_axes`): products read its
+source.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import gc
 import math
 from collections.abc import Callable
 from functools import cache, lru_cache
-from threading import Lock, RLock
+from threading import Lock
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -21,6 +23,7 @@ import numpy as np
 from weft.compiler.targets.cuda.device import (
     ALIGNMENT,
     EXPLAIN,
+    RUN_LOCK,
     Memory,
     PartOfMemory,
     Stream,
@@ -84,13 +87,16 @@ class ArrayKind:
         if not shown.flags.c_contiguous:
             return None
         first: int = shown.__array_interface__["data"][0]
-        start, shape = first - _NOWHERE if shown.size else 0, shown.shape
+        return first - _NOWHERE if shown.size else 0, self.with_shape(shown.shape)
+
+    def with_shape(self, shape: tuple[int, ...]) -> ArrayKind:
+        """The kind of arrays of another shape."""
         kind = self._parts.get(shape)
         if kind is None:
             if len(self._parts) >= PART_KINDS:
                 self._parts.clear()
             kind = self._parts[shape] = array_kind(self.ordinal, self.dtype, shape)
-        return start, kind
+        return kind
 
 
 class _Layout:
@@ -126,7 +132,7 @@ def array_kind(ordinal: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Ar
 class CudaArray:
     """An array in the memory of a card."""
 
-    __slots__ = ("__weakref__", "base", "kind", "memory", "pointer")
+    __slots__ = ("__weakref__", "base", "kind", "memory", "pointer", "turned_from")
 
     def __init__(
         self,
@@ -136,6 +142,7 @@ class CudaArray:
         base: CudaArray | None = None,
     ) -> None:
         self.memory, self.base, self.pointer = memory, base, memory.pointer
+        self.turned_from: Turned | None = None
         self.kind = array_kind(memory.stream.device.ordinal, dtype, shape)
 
     @property
@@ -191,11 +198,43 @@ class CudaArray:
         if part.pointer % ALIGNMENT == 0:
             return new_array(part, kind, base)
         stream = memory.stream
-        with RUN_LOCK:
-            stream.device.make_current()
-            room = stream.allocate(kind.nbytes)
-            stream.copy(room, part, kind.nbytes)
+        stream.device.make_current()
+        room = stream.allocate(kind.nbytes)
+        stream.copy(room, part, kind.nbytes)
         return new_array(room, kind)
+
+    def exchange_axes(
+        self, order: tuple[int, ...], copy: Callable[[CudaArray], CudaArray]
+    ) -> CudaArray:
+        """The array with its axes in another order, which `copy` makes when memory is asked for.
+
+        It holds this one as its base, and is never written to: products read this one instead.
+        """
+        array = _new(CudaArray)
+        array.kind = self.kind.with_shape(tuple([self.kind.shape[axis] for axis in order]))
+        array.base, array.turned_from = self.base or self, (self, order, copy)
+        return array
+
+    def __getattr__(self, name: str) -> Any:
+        """The memory of an array that was not copied yet; others have theirs from the start."""
+        if name not in ("memory", "pointer"):
+            raise AttributeError(name)
+        turned = self.turned_from
+        assert turned is not None
+        source, _, copy = turned
+        made = copy(source)
+        with RUN_LOCK:  # another thread may have made it, and uses it already
+            if not self.has_memory():
+                self.pointer, self.memory = made.pointer, made.memory
+        return object.__getattribute__(self, name)
+
+    def has_memory(self) -> bool:
+        """Whether its elements are in memory of the card by now."""
+        try:
+            object.__getattribute__(self, "memory")
+        except AttributeError:
+            return False
+        return True
 
     def to_host(self) -> HostArray:
         """A copy in the host's memory, once all work before it is done."""
@@ -210,19 +249,17 @@ class CudaArray:
     def copy(self) -> CudaArray:
         """The same elements in memory of their own."""
         stream = self.memory.stream
-        with RUN_LOCK:
-            stream.device.make_current()
-            memory = stream.allocate(self.nbytes)
-            stream.copy(memory, self.memory, self.nbytes)
+        stream.device.make_current()
+        memory = stream.allocate(self.nbytes)
+        stream.copy(memory, self.memory, self.nbytes)
         return CudaArray(memory, self.dtype, self.shape)
 
     def __repr__(self) -> str:
         return f"<array of {self.dtype}{list(self.shape)} on {self.device}>"
 
 
-RUN_LOCK = RLock()
-"""Cells are written, and work put on a stream, by one thread at a time."""
-wait_at_fork(RUN_LOCK)
+Turned = tuple[CudaArray, tuple[int, ...], Callable[[CudaArray], CudaArray]]
+"""An array, another order of its axes, and what makes a copy in that order."""
 LARGEST = 5
 """How many arrays are named where memory runs out."""
 
@@ -234,7 +271,7 @@ def out_of_memory(size: int, error: OutOfMemoryError) -> OutOfMemoryError:
     """
     held: dict[int, CudaArray] = {}
     for each in gc.get_objects():
-        if type(each) is CudaArray and each.nbytes:
+        if type(each) is CudaArray and each.has_memory() and each.nbytes:
             known = held.get(each.pointer)
             if known is None or each.nbytes > known.nbytes:
                 held[each.pointer] = each
@@ -260,6 +297,7 @@ def new_array(
     """An array of a known kind: with less work than the class itself has."""
     array = _new(CudaArray)
     array.memory, array.pointer, array.kind, array.base = memory, memory.pointer, kind, base
+    array.turned_from = None
     return array
 
 
@@ -301,11 +339,10 @@ def filler(ordinal: int) -> Callable[[np.dtype[Any], tuple[int, ...], Any], Cuda
         if pattern is None:
             return None
         stream, kind = compute_stream(ordinal), array_kind(ordinal, dtype, shape)
-        with RUN_LOCK:
-            stream.device.make_current()
-            memory = stream.allocate(kind.nbytes)
-            if kind.nbytes:
-                stream.fill(memory, pattern, kind.nbytes)
+        stream.device.make_current()
+        memory = stream.allocate(kind.nbytes)
+        if kind.nbytes:
+            stream.fill(memory, pattern, kind.nbytes)
         return new_array(memory, kind)
 
     return fill
@@ -324,11 +361,16 @@ def uploader(ordinal: int) -> Callable[[HostArray], CudaArray]:
     """What copies arrays of the host to a card."""
 
     def upload(array: HostArray) -> CudaArray:
-        stream = compute_stream(ordinal)
-        with RUN_LOCK:  # a copy must not become part of a graph that another thread captures
-            stream.device.make_current()
-            memory = stream.allocate(array.nbytes)
-            stream.upload(memory, array)
-        return CudaArray(memory, array.dtype, array.shape)
+        return upload_array(compute_stream(ordinal), array)
 
     return upload
+
+
+def upload_array(stream: Stream, array: HostArray) -> CudaArray:
+    """A copy of an array of the host on a card; the array may be changed when this returns."""
+    stream.device.make_current()
+    memory = stream.allocate(array.nbytes)
+    stream.upload(memory, array)
+    if array.nbytes and stream.driver.is_pinned(array.ctypes.data):
+        stream.synchronize()
+    return CudaArray(memory, array.dtype, array.shape)

@@ -70,6 +70,8 @@ _CELL = 8
 """Bytes of a cell."""
 
 
+MOST_BLOCKS = 1 << 31
+"""One more than the blocks of a grid, whose number launches pass as 32 bits."""
 OWN_WORKSPACES = 32 << 20
 """Bytes of workspaces up to which each launch has one of its own, so that some may run at once."""
 OWN_MEMORY = 32 << 20
@@ -417,16 +419,21 @@ class Binding:
         self._own_workspace = self._start, max(end, self._own_workspace[1])
         return int(cell.ctypes.data)
 
-    def counter_cell(self, address: int, room: int, count: int) -> int:
+    def counter_cell(self, address: int, room: int, count: int, *, is_alone: bool = False) -> int:
         """The address of a cell with that of `count` bytes of zeros, of `room` at an address.
 
-        Launches have zeros of their own as long as there are some, so that they need no order.
+        Launches have zeros of their own as long as there are some, so that they need no order; one
+        that `is_alone` touches all of them, and waits for all others that have some.
         """
         size = aligned_size(count)
         if self._counters + size > room:
             self._counters = 0
         place, self._counters = address + self._counters, self._counters + size
-        self._own_counters = (self._own_counters[0] or place), place + size
+        first, end = self._own_counters
+        # the second of two pieces may have begun anew, before the first
+        self._own_counters = min(first or place, place), max(end, place + size)
+        if is_alone:
+            self._own_counters = address, address + room
         cell = self.number(place)
         self.counter_words[cell] = place - address
         return cell
@@ -435,6 +442,14 @@ class Binding:
         self, function: Function, blocks: int, threads: int, table: Sequence[int]
     ) -> Run:
         """What launches a function with the parameters at these addresses."""
+        if not 0 < blocks < MOST_BLOCKS:
+            raise UnsupportedError(
+                "cuda",
+                "a launch has more blocks than a card counts",
+                expected=f"from 1 to {MOST_BLOCKS - 1} blocks",
+                got={"function": function.name, "blocks": blocks},
+                fix="compute on parts of the tensor, one after the other",
+            )
         parameters = (c_void_p * max(1, len(table)))(*table)
         self._held.append(parameters)
         self.count += 1

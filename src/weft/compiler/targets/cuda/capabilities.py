@@ -21,3 +21,8 @@ def has_warpgroup_products(ordinal: int) -> bool:
 def has_warp_products(ordinal: int) -> bool:
     """Whether single warps multiply short floats: since Ampere."""
     return not is_available() or device(ordinal).capability >= AMPERE
+
+
+def multiprocessor_count(ordinal: int = 0) -> int:
+    """The multiprocessors of a card; those of an H200 where there is none, and plans are made."""
+    return device(ordinal).multiprocessors if is_available() else 132

@@ -4,18 +4,24 @@ A `Device` is a card with its primary context, which other CUDA libraries of the
 Work is put on a `Stream` and runs later, in order; `Event`s measure it and join streams. Memory is
 stream-ordered: it may be used on its stream as soon as it is allocated, and is free again for what
 is put on the stream after it is dropped. Each stream keeps what is freed, by size.
+
+A thread may capture a stream into a graph. What others put on it meanwhile would become a part of
+the graph, and a wait for the stream would end the capture. So everything here that puts work on a
+stream, allocations among it, holds `RUN_LOCK`, as a capture does; waiting is done for an event,
+without the lock.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_float, c_int, c_size_t, c_uint64, c_void_p
 from functools import cache, cached_property
 from heapq import heappop, heappush
-from threading import local
+from threading import RLock, local
 from typing import Any
 from weakref import finalize
 
@@ -23,6 +29,7 @@ import numpy as np
 
 from weft.compiler.targets.cuda.driver import OLDEST_CARD, Driver, load_driver
 from weft.core.errors import ArgumentError, DeviceError, OutOfMemoryError
+from weft.core.forks import wait_at_fork
 from weft.core.records import frozen
 
 Array = np.ndarray[Any, Any]
@@ -48,6 +55,9 @@ CURRENT = local()
 """The context that the calls of a thread go to, as `context`; none before the first."""
 ALIGNMENT = 16
 """What kernels take the addresses of buffers to be multiples of: they read whole vectors."""
+RUN_LOCK = RLock()
+"""Cells are written, and work put on a stream, by one thread at a time."""
+wait_at_fork(RUN_LOCK)
 HELD: Array = np.zeros(1, np.int32)
 """How often `hold_quick_calls` is entered."""
 EXPLAIN: list[Callable[[int, OutOfMemoryError], OutOfMemoryError]] = []
@@ -120,7 +130,8 @@ class Device:
     def synchronize(self) -> None:
         """Wait for all that was put on the card; errors of kernels appear here."""
         self.make_current()
-        self.driver("cuCtxSynchronize")
+        with RUN_LOCK:  # a wait for all streams would end a capture
+            self.driver("cuCtxSynchronize")
 
     def memory_stats(self) -> MemoryStats:
         """How many bytes there are, are free, and are the pool's."""
@@ -184,44 +195,58 @@ class Stream:
         self.device, self.driver = device, device.driver
         self.handle = self.driver.handle("cuStreamCreate", _NON_BLOCKING)
         self.arena = Arena(self.driver, self.handle)
+        self._idle_events: list[Event] = []
         finalize(self, _end, self.driver, self.arena, self.handle).atexit = False
 
     def synchronize(self) -> None:
         """Wait until all that was put on the stream is done."""
-        self.driver("cuStreamSynchronize", self.handle)
+        self.device.make_current()
+        event = self._idle_events.pop() if self._idle_events else Event(self.device, timed=False)
+        event.record(self)
+        event.synchronize()
+        self._idle_events.append(event)
 
     def wait(self, event: Event) -> None:
         """What is put on the stream from now on begins after an event."""
-        self.driver("cuStreamWaitEvent", self.handle, event.handle, 0)
+        with RUN_LOCK:
+            self.driver("cuStreamWaitEvent", self.handle, event.handle, 0)
 
     def allocate(self, count: int) -> Memory:
         """Bytes that are this stream's from now on."""
         return Memory(self, count)
 
     def upload(self, memory: Memory, source: Array) -> None:
-        """Copy an array to the device; from pinned memory the copy runs beside the CPU."""
+        """Copy an array to the device; from pinned memory the copy runs beside the CPU.
+
+        Other memory was read when this returns: the driver copies through memory of its own.
+        """
         data = np.ascontiguousarray(source)
         if data.nbytes:
-            self.driver(
-                "cuMemcpyHtoDAsync_v2", memory.pointer, data.ctypes.data, data.nbytes, self.handle
-            )
+            with RUN_LOCK:
+                self.driver(
+                    "cuMemcpyHtoDAsync_v2", memory.pointer, data.ctypes.data, data.nbytes,
+                    self.handle,
+                )  # fmt: skip
 
     def download(self, target: Array, memory: Memory | PartOfMemory) -> None:
         """Copy to a contiguous array; it is whole after `synchronize`."""
         if target.nbytes:
-            self.driver(
-                "cuMemcpyDtoHAsync_v2", target.ctypes.data, memory.pointer, target.nbytes,
-                self.handle,
-            )  # fmt: skip
+            with RUN_LOCK:
+                self.driver(
+                    "cuMemcpyDtoHAsync_v2", target.ctypes.data, memory.pointer, target.nbytes,
+                    self.handle,
+                )  # fmt: skip
 
     def copy(self, target: Memory, source: Memory | PartOfMemory, count: int) -> None:
         """Copy bytes on the device."""
-        self.driver("cuMemcpyDtoDAsync_v2", target.pointer, source.pointer, count, self.handle)
+        with RUN_LOCK:
+            self.driver("cuMemcpyDtoDAsync_v2", target.pointer, source.pointer, count, self.handle)
 
     def fill(self, memory: Memory, pattern: bytes, count: int) -> None:
         """Write one, two or four bytes again and again, up to a number of bytes."""
         name, word = _FILLS[len(pattern)], int.from_bytes(pattern, sys.byteorder)
-        self.driver(name, memory.pointer, word, count // len(pattern), self.handle)
+        with RUN_LOCK:
+            self.driver(name, memory.pointer, word, count // len(pattern), self.handle)
 
 
 class Event:
@@ -235,7 +260,8 @@ class Event:
 
     def record(self, stream: Stream) -> None:
         """Stand for all that is on the stream now."""
-        self.driver("cuEventRecord", self.handle, stream.handle)
+        with RUN_LOCK:
+            self.driver("cuEventRecord", self.handle, stream.handle)
 
     def synchronize(self) -> None:
         """Wait until that is done."""
@@ -345,6 +371,10 @@ class Arena:
 
     def allocate(self, size: int) -> int:
         """Memory of the driver's, which is counted as used already."""
+        with RUN_LOCK:  # in a capture, the address would be known to the graph alone
+            return self._allocate_or_release(size)
+
+    def _allocate_or_release(self, size: int) -> int:
         try:
             return self._allocate(size)
         except OutOfMemoryError:
@@ -359,10 +389,11 @@ class Arena:
 
     def release(self) -> None:
         """Give what is free back to the driver, after the work that may use it."""
-        for pool in self._pools.values():
-            while pool.free:
-                self._driver("cuMemFreeAsync", pool.free.pop(), self._stream)
-        self._driver("cuStreamSynchronize", self._stream)
+        with RUN_LOCK:
+            for pool in self._pools.values():
+                while pool.free:
+                    self._driver("cuMemFreeAsync", pool.free.pop(), self._stream)
+            self._driver("cuStreamSynchronize", self._stream)
 
     def _allocate(self, size: int) -> int:
         place = c_uint64()
@@ -398,11 +429,24 @@ def hold_quick_calls() -> Iterator[None]:
         yield
     finally:
         HELD[0] -= 1
+        while not HELD[0] and _dropped:
+            destroy(*_dropped.popleft())
+
+
+_dropped: deque[tuple[Driver, str, int]] = deque()
+"""Handles that nobody holds any more, since a capture began."""
 
 
 def destroy(driver: Driver, name: str, handle: int) -> None:
-    """What is done with a handle that nobody holds any more."""
-    driver(name, handle)
+    """What is done with a handle that nobody holds any more.
+
+    Objects are dropped at any time. A thread that captures a stream must not unload code or free
+    pinned memory, which may wait for the card: this would end the capture.
+    """
+    if HELD[0]:
+        _dropped.append((driver, name, handle))
+    else:
+        driver(name, handle)
 
 
 class PinnedMemory:

@@ -20,7 +20,7 @@ from weakref import finalize
 import numpy as np
 
 from weft.compiler.targets.cuda.array import CudaArray, compute_stream
-from weft.compiler.targets.cuda.device import ALIGNMENT, Event, Stream
+from weft.compiler.targets.cuda.device import ALIGNMENT, RUN_LOCK, Event, Stream
 from weft.core.dtypes import BY_NUMPY, bfloat16
 from weft.core.errors import ArgumentError
 from weft.core.forks import wait_at_fork
@@ -67,8 +67,9 @@ def collect_dropped(*, wait: bool = False) -> None:
 def _wait_for(stream: Stream, other: int) -> None:
     """What comes next on our stream begins after all that is on another, given by its handle."""
     event = Event(stream.device, timed=False)
-    stream.driver("cuEventRecord", event.handle, other)
-    stream.wait(event)
+    with RUN_LOCK:
+        stream.driver("cuEventRecord", event.handle, other)
+        stream.wait(event)
 
 
 # --- handing out ---------------------------------------------------------------------------------

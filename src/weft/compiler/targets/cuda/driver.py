@@ -43,6 +43,8 @@ OLDEST_CARD = (8, 0)
 _OUT = c_void_p
 """A place that the driver writes a handle or a number to."""
 _DIMENSIONS = (c_uint,) * 6
+_MEMORY_TYPE = 2
+"""The attribute of an address: whose memory it is; 0 or a refusal for what is not the driver's."""
 
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     # the driver and its devices
@@ -67,6 +69,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemPoolTrimTo": (c_void_p, c_size_t),
     "cuMemAllocAsync": (_OUT, c_size_t, c_void_p),
     "cuMemFreeAsync": (c_uint64, c_void_p),
+    "cuPointerGetAttribute": (_OUT, c_int, c_uint64),
     "cuMemHostAlloc": (_OUT, c_size_t, c_uint),
     "cuMemFreeHost": (c_void_p,),
     "cuMemcpyHtoDAsync_v2": (c_uint64, c_void_p, c_size_t, c_void_p),
@@ -189,6 +192,12 @@ class Driver:
         place = c_int()
         self(name, byref(place), *arguments)
         return place.value
+
+    def is_pinned(self, address: int) -> bool:
+        """Whether memory of the host is known to the driver, which then copies it by itself."""
+        kind = c_uint()
+        code = self.function("cuPointerGetAttribute")(byref(kind), _MEMORY_TYPE, address)
+        return code == 0 and kind.value != 0
 
     def error(self, name: str, code: int, log: str = "") -> WeftError:
         """The error of a result that is not success."""

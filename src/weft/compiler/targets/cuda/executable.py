@@ -20,7 +20,7 @@ import numpy as np
 
 from weft.compiler.plan.launch import Sizes
 from weft.compiler.plan.program_plan import ProgramPlan, read_sizes, symbols_of
-from weft.compiler.targets.cuda.array import RUN_LOCK, ArrayKind, CudaArray, compute_stream
+from weft.compiler.targets.cuda.array import ArrayKind, CudaArray, compute_stream, upload_array
 from weft.compiler.targets.cuda.binding import Binding
 from weft.compiler.targets.cuda.bound_program import (
     OBSERVERS,
@@ -30,7 +30,7 @@ from weft.compiler.targets.cuda.bound_program import (
     program_interface,
 )
 from weft.compiler.targets.cuda.code import Code
-from weft.compiler.targets.cuda.device import Event, Stream
+from weft.compiler.targets.cuda.device import RUN_LOCK, Event, Stream
 from weft.compiler.targets.cuda.faults import fault_pages
 from weft.compiler.targets.target import Donation, Observer, Reuse, Span
 from weft.ir.graph import GraphNode
@@ -184,19 +184,12 @@ NUMBERS = 1024
 def upload_number(stream: Stream, array: np.ndarray[Any, Any]) -> CudaArray:
     """An array of the host on the card; single numbers are copied once."""
     if array.nbytes > SMALL:
-        return _upload(stream, array)
+        return upload_array(stream, array)
     key = stream.device.ordinal, array.dtype, array.shape, array.tobytes()
     with RUN_LOCK:
         known = _numbers.get(key)
         if known is None:
-            known = _numbers[key] = _upload(stream, array)
+            known = _numbers[key] = upload_array(stream, array)
             if len(_numbers) > NUMBERS:
                 _numbers.popitem(last=False)
     return known
-
-
-def _upload(stream: Stream, array: np.ndarray[Any, Any]) -> CudaArray:
-    stream.device.make_current()
-    memory = stream.allocate(array.nbytes)
-    stream.upload(memory, array)
-    return CudaArray(memory, array.dtype, array.shape)

@@ -2,11 +2,13 @@
 
 A card works beside the host, so no launch can be called back. A kernel that finds an index out of
 range leaves it out and writes to a cell that the host reads without a copy. Whoever waits for the
-card, or starts the same program again, looks at the cells; the error names the user's line.
+card, or starts the same program again, looks at the cells; the error names the user's line. A
+program may be gone before its launches have run, so its cells are known for longer.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import cache
 from threading import Lock
@@ -34,6 +36,10 @@ class FaultPages:
         self._ordinal = ordinal
         self._pages: list[tuple[int, np.ndarray[Any, Any]]] = []
         self._free: list[int] = []
+        self._given: deque[list[int]] = deque()
+        """Cells whose program is gone, since somebody waited for the card."""
+        self._resting: list[int] = []
+        """Such cells from before that: the launches that write to them have run."""
         self._nodes: dict[int, Callable[[], GraphNode]] = {}
         self._used = 0
         """The most cells of a page that were ever taken."""
@@ -57,13 +63,18 @@ class FaultPages:
         return self._nodes[address]()
 
     def give(self, addresses: list[int]) -> None:
-        """Cells whose program is gone."""
+        """Cells whose program is gone; it takes no lock, as programs are dropped at any time."""
+        self._given.append(addresses)
+
+    def reclaim(self) -> None:
+        """Use cells again whose program was gone when somebody last waited for the card."""
         with _lock:
-            for address in addresses:
+            for address in self._resting:
                 self._nodes.pop(address, None)
-                page, place = self._find(address)
-                page[place] = 0
                 self._free.append(address)
+            self._resting = []
+            while self._given:
+                self._resting += self._given.popleft()
 
     def raise_first(self) -> None:
         """Raise the error of the first cell that a kernel wrote to, and clear all."""
@@ -104,4 +115,6 @@ def fault_pages(ordinal: int) -> FaultPages:
 
 def raise_faults(ordinal: int) -> None:
     """Raise what kernels of a card have reported; for whoever has waited for it."""
-    fault_pages(ordinal).raise_first()
+    pages = fault_pages(ordinal)
+    pages.raise_first()
+    pages.reclaim()

@@ -22,6 +22,7 @@ from weft.compiler.targets.cuda.launcher import Record, Run, encode_map, encode_
 from weft.compiler.targets.cuda.modules import Function, load_written_ptx
 from weft.compiler.targets.cuda.ptx_writer import Parameter, Pointer, TensorMap, WindowMap
 from weft.compiler.targets.cuda.views import View
+from weft.core.errors import UnsupportedError
 from weft.core.records import frozen
 
 Array = np.ndarray[Any, Any]
@@ -30,8 +31,9 @@ _MAP_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9, "tfloat32": 11}
 _ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "tfloat32": 4}
 _MAP_BYTES, _MAP_ALIGNMENT = 128, 64
 _NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_128, _ZEROS_OUTSIDE = 0, 3, 2, 0
-COUNTERS = 1 << 20
-"""Bytes of counters that kernels of one card share: zeros before and after each."""
+COUNTERS = 8 << 20
+"""Bytes of counters that kernels of one card share: zeros before and after each. The gradient of
+attention has one for each 64 queries of a head."""
 
 
 def map_regions(
@@ -179,10 +181,23 @@ def bind_parameters(
             table.append(binding.cell(launch, whole))
         else:
             word = words[name] if name in words else _stride(name, values, shapes)
-            number = np.array([word], np.uint32)
+            number = np.array([_checked_word(name, word)], np.uint32)
             binding.keep(number)
             table.append(int(number.ctypes.data))
     return table, binding.native_run(*maps)
+
+
+def _checked_word(name: str, word: int) -> int:
+    """A number that a kernel is given as 32 bits."""
+    if not 0 <= word < 1 << 32:
+        raise UnsupportedError(
+            "cuda",
+            "a kernel counts the elements between two rows or items of a stack in 32 bits",
+            expected="fewer than 2^32 elements",
+            got={name: word},
+            fix="multiply the items of the stack one by one, or fewer rows at a time",
+        )
+    return word
 
 
 def _bind_map(
@@ -294,8 +309,18 @@ def counters_address(ordinal: int) -> int:
     return _counter_memory(ordinal).pointer
 
 
-def counters_cell(binding: Binding, count: int) -> int:
-    """The address of a cell with that of 32-bit zeros, which a launch leaves as zeros."""
-    assert 4 * count <= COUNTERS
+def counters_cell(binding: Binding, count: int, *, is_alone: bool = False) -> int:
+    """The address of a cell with that of 32-bit zeros, which a launch leaves as zeros.
+
+    is_alone: no other launch that counts may run beside it.
+    """
+    if 4 * count > COUNTERS:
+        raise UnsupportedError(
+            "cuda",
+            "a launch counts more tiles than there are counters for",
+            expected=f"at most {COUNTERS // 4} half tiles",
+            got={"half tiles": count},
+            fix="compute the gradient for parts of the batch, one after the other",
+        )
     zeros = counters_address(binding.stream.device.ordinal)
-    return binding.counter_cell(zeros, COUNTERS, 4 * count)
+    return binding.counter_cell(zeros, COUNTERS, 4 * count, is_alone=is_alone)

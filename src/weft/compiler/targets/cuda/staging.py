@@ -8,7 +8,9 @@ is used for another one only after the work that read it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 
@@ -73,6 +75,8 @@ class Staging:
         self._stream = Stream(compute_stream(ordinal).device)
         self._slots = [Slot(self._stream) for _ in range(SLOTS)]
         self._next = 0
+        # pinned memory must outlive the copies from it
+        finalize(self, _wait_for_copies, self._stream, self._slots).atexit = False
 
     def begin(self) -> Upload:
         """The upload of another batch; at most `SLOTS` may be begun and not finished."""
@@ -83,3 +87,8 @@ class Staging:
         if slot.is_used:
             slot.copied.synchronize()
         return Upload(self._stream, slot)
+
+
+def _wait_for_copies(stream: Stream, slots: Sequence[Slot]) -> None:
+    """Wait for all copies from the pinned memory of slots, which is held until then."""
+    stream.synchronize()

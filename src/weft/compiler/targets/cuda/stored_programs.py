@@ -25,7 +25,7 @@ import llvmlite
 import numpy as np
 
 from weft.compiler.plan.program_plan import ProgramPlan
-from weft.compiler.targets.cuda.array import RUN_LOCK, CudaArray, compute_stream
+from weft.compiler.targets.cuda.array import CudaArray, compute_stream
 from weft.compiler.targets.cuda.binding import Binding, Region, Touched, branching_graph
 from weft.compiler.targets.cuda.bound_program import (
     OBSERVERS,
@@ -36,7 +36,7 @@ from weft.compiler.targets.cuda.bound_program import (
     Slow,
 )
 from weft.compiler.targets.cuda.code import load_modules
-from weft.compiler.targets.cuda.device import Device, Stream, device
+from weft.compiler.targets.cuda.device import RUN_LOCK, Device, Stream, device
 from weft.compiler.targets.cuda.executable import CudaExecutable, upload_number
 from weft.compiler.targets.cuda.faults import fault_pages
 from weft.compiler.targets.cuda.graphs import Graph

@@ -26,7 +26,11 @@ from weft.compiler.targets.cuda.attention.exact_binding import (
     is_exact_attention,
 )
 from weft.compiler.targets.cuda.attention.head_views import is_viewed, view_heads, viewed_launch
-from weft.compiler.targets.cuda.capabilities import has_warp_products, has_warpgroup_products
+from weft.compiler.targets.cuda.capabilities import (
+    has_warp_products,
+    has_warpgroup_products,
+    multiprocessor_count,
+)
 from weft.compiler.targets.cuda.code import begin_kernels
 from weft.compiler.targets.cuda.convolution import binding as convolution_binding
 from weft.compiler.targets.cuda.convolution.launches import convolution_launches, is_convolution
@@ -179,7 +183,7 @@ class CudaTarget:
             return [sort_launch(node) if is_sorting(node) else running_launch(node)]
         if self._is_convolution(node):
             has_copies = has_warpgroup_products(self.ordinal)
-            count = device(self.ordinal).multiprocessors if is_available() else 132
+            count = multiprocessor_count(self.ordinal)
             return convolution_launches(node, reads_windows=has_copies, multiprocessors=count)
         if is_pooling_gradient(node):
             return pooling_gradient_launches(node)

@@ -9,6 +9,7 @@ from typing import Any
 
 from weft.compiler.plan.launch import Kind, Launch, Sizes, Value, no_numbers, one, static_shape
 from weft.compiler.targets.cuda.attention.backward import backward_kernel, backward_launch
+from weft.compiler.targets.cuda.attention.backward_memory import KEYS
 from weft.compiler.targets.cuda.attention.description import (
     MASKS,
     AttentionKernel,
@@ -32,6 +33,7 @@ from weft.compiler.targets.cuda.attention.rows import (
     row_numbers,
 )
 from weft.compiler.targets.cuda.binding import Binding, Run, aligned_size, binder, in_order
+from weft.compiler.targets.cuda.capabilities import multiprocessor_count
 from weft.compiler.targets.cuda.parameters import counters_cell, written_kernel_run
 from weft.core.dtypes import bfloat16, float16
 from weft.core.records import frozen
@@ -40,8 +42,6 @@ from weft.ir.graph import GraphNode
 from weft.ir.primitive import Primitive
 from weft.ops.attention import attention, attention_gradient
 
-MOST_KEYS = 132 * 128
-"""Keys that the pass back holds on a card at once, one block of 128 on each multiprocessor."""
 LARGEST_HEAD = {attention: 256, attention_gradient: 128}
 _SAMPLES = (1009, 1013, 1019)
 """Sizes that symbols are tried with."""
@@ -75,10 +75,10 @@ def is_attention(node: GraphNode) -> bool:
         and 0 < node.params["scale"] < inf
         and (offset is None or (isinstance(offset, int) and offset >= 0))
         and int(k.shape[-2]) > 0
-        and (node.primitive is attention or int(k.shape[-2]) <= MOST_KEYS)
+        and (node.primitive is attention or int(k.shape[-2]) <= KEYS * multiprocessor_count())
         and prod(int(dim) for dim in q.shape) > 0
         and ("mask" not in named or mask_strides(named) is not None)
-        and _draws_in_blocks(named, node.params.get("kept", 1.0))
+        and draws_in_blocks(named, node.params.get("kept", 1.0))
     )
 
 
@@ -147,7 +147,7 @@ def _aligned_elements(mask: str, keys: int) -> int:
     return 2 if mask and keys % 2 == 0 else 1
 
 
-def _draws_in_blocks(named: dict[str, TensorType], kept: float) -> bool:
+def draws_in_blocks(named: dict[str, TensorType], kept: float) -> bool:
     """Whether weights drop by whole blocks of random words, or none does."""
     if kept >= 1:
         return True
@@ -229,8 +229,9 @@ def bind_gradient(binding: Binding, launch: Launch) -> Run:
         "logs": binding.workspace_cell(0, rows),
         "products": binding.workspace_cell(rows, rows),
         "buffer": binding.workspace_cell(2 * rows, _WIDE * buffer_numbers(spec, sizes)),
-        # The pass counts in them, and the kernel after it makes them zeros again.
-        "counters": counters_cell(binding, counter_numbers(spec, sizes)),
+        # The pass counts in them, and the kernel after it makes them zeros again. Its blocks wait
+        # for each other, so all must run at once: no other such launch may have some of the card.
+        "counters": counters_cell(binding, counter_numbers(spec, sizes), is_alone=True),
     }
     multiprocessors = binding.stream.device.multiprocessors
     steps = (

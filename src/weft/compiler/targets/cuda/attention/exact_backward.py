@@ -48,9 +48,12 @@ def exact_queries_kernel(spec: ExactSpec) -> TextKernel:
         found = []
         for number, (scores, weights) in enumerate(zip(products, back, strict=True)):
             places = [out.add(out.add(key, out.columns), n) for n in range(4)]
+            stays = out.stays(line, rows[number], places[0]) if spec.drops else [""] * 4
             pairs = [
-                _of_score(out, line, (rows[number], place), numbers[number], s.value, w.value)
-                for place, s, w in zip(places, scores, weights, strict=True)
+                _of_score(
+                    out, line, (rows[number], place), numbers[number], (s.value, w.value), stay
+                )
+                for place, s, w, stay in zip(places, scores, weights, stays, strict=True)
             ]
             found.append([change for _, change in pairs])
         out.store_turned(turned, found)
@@ -80,18 +83,26 @@ def _of_score(
     line: str,
     place: tuple[str, str],
     numbers: tuple[str, str],
-    product: str,
-    back: str,
+    products: tuple[str, str],
+    stays: str,
 ) -> tuple[str, str]:
-    """The weight of a query and a key, and the cotangent of their product."""
+    """The weight of a query and a key, after dropout, and the cotangent of their product.
+
+    products: of the query and the key, and of the cotangent and the value.
+    """
     query, key = place
     log, delta = numbers
+    product, back = products
+    if out.spec.drops:
+        back = out.drop(stays, back)
     score = out.score(product, line, query, key)
     weight = out.exp(out.floats("fsub", score, log))
     # a query behind the last reads the numbers of the last one, which may be no numbers
     weight = out.choose_float(out.test("slt", query, "%queries"), weight, "0.0")
     change = out.floats("fmul", weight, out.floats("fsub", back, delta))
     change = out.floats("fmul", change, float_text(out.spec.scale))
+    if out.spec.drops:
+        weight = out.drop(stays, weight)
     return weight, out.choose_float(out.test("slt", query, "%queries"), change, "0.0")
 
 
@@ -149,11 +160,16 @@ def _of_keys(
     numbers = [_row_numbers(out, line, each) for each in queries]
     weights: list[list[str]] = []
     changes: list[list[str]] = []
+    own = out.add(first, out.rows)
+    # for each query whether its weights of the thread's four keys stay
+    stays = [out.stays(line, each, own) if out.spec.drops else [""] * 4 for each in queries]
     for number, (scores, cotangents) in enumerate(zip(products, back, strict=True)):
-        key = out.add(out.add(first, out.rows), number)
+        key = out.add(own, number)
         pairs = [
-            _of_score(out, line, (q, key), known, s.value, c.value)
-            for q, known, s, c in zip(queries, numbers, scores, cotangents, strict=True)
+            _of_score(out, line, (q, key), known, (s.value, c.value), stay[number])
+            for q, known, s, c, stay in zip(
+                queries, numbers, scores, cotangents, stays, strict=True
+            )
         ]
         weights.append([weight for weight, _ in pairs])
         changes.append([change for _, change in pairs])

@@ -15,7 +15,11 @@ from ast import literal_eval
 from math import inf, prod
 
 from weft.compiler.plan.launch import Kind, Launch, no_numbers, one, static_shape
-from weft.compiler.targets.cuda.attention.binding import mask_strides, operand_types
+from weft.compiler.targets.cuda.attention.binding import (
+    draws_in_blocks,
+    mask_strides,
+    operand_types,
+)
 from weft.compiler.targets.cuda.attention.exact_backward import (
     exact_keys_kernel,
     exact_queries_kernel,
@@ -43,11 +47,11 @@ _UNIT = 4
 
 
 def is_exact_attention(node: GraphNode) -> bool:
-    """Whether attention of float32, or its gradient, has kernels: known sizes, no dropout.
+    """Whether attention of float32, or its gradient, has kernels: known sizes.
 
     Where products of float32 may be rounded to tfloat32, tensor cores make them faster.
     """
-    if node.primitive not in _RESULTS or node.params.get("kept", 1.0) < 1:
+    if node.primitive not in _RESULTS:
         return False
     if settings.float32_products == "tfloat32":
         return False
@@ -66,6 +70,7 @@ def is_exact_attention(node: GraphNode) -> bool:
         and (offset is None or (isinstance(offset, int) and offset >= 0))
         and ("mask" not in named or mask_strides(named) is not None)
         and ("mask" not in named or named["mask"].dtype.name in ("bool", "float32"))
+        and draws_in_blocks(named, node.params.get("kept", 1.0))
     )
 
 
@@ -75,7 +80,8 @@ def exact_attention_launch(node: GraphNode) -> Launch:
     mask = named["mask"].dtype.name if "mask" in named else ""
     strides = (mask_strides(named) if mask else None) or (0, 0, 0)
     words = (
-        float(params["scale"]), params["offset"], bool(params["guarded"]), mask, *strides,
+        float(params["scale"]), params["offset"], bool(params["guarded"]),
+        float(params.get("kept", 1.0)), mask, *strides,
     )  # fmt: skip
     name = node.primitive.name.replace("attention", "exact attention").replace("_", " ")
     return Launch(
@@ -84,7 +90,7 @@ def exact_attention_launch(node: GraphNode) -> Launch:
     )  # fmt: skip
 
 
-_WORDS = 7
+_WORDS = 8
 
 
 def _describe(
@@ -93,14 +99,19 @@ def _describe(
     """What is computed, cells by name, numbers of all kernels, and lines, queries and keys."""
     assert isinstance(launch.kernel, tuple)
     names = (*launch.kernel[1:-_WORDS], *results)
-    scale, offset, guarded, mask, *strides = map(literal_eval, launch.kernel[-_WORDS:])
+    scale, offset, guarded, kept, mask, *strides = map(literal_eval, launch.kernel[-_WORDS:])
     values = dict(zip(names, launch.values, strict=True))
     cells = {name: binding.cell(launch, value) for name, value in values.items()}
     *front, heads, queries, head = static_shape(values["q"].type.shape, binding.sizes)
     *_, key_heads, keys, _ = static_shape(values["k"].type.shape, binding.sizes)
-    spec = ExactSpec(head, offset is not None, scale, mask, guarded, SIDE)
+    spec = ExactSpec(head, offset is not None, scale, mask, guarded, SIDE, kept)
     numbers = (heads, heads // key_heads, queries, keys, offset or 0, *(strides if mask else ()))
     return spec, cells, numbers, (prod(front) * heads, queries, keys)
+
+
+def _more_names(spec: ExactSpec) -> tuple[str, ...]:
+    """The arrays that only some kernels have."""
+    return (*(("mask",) if spec.mask else ()), *(("key", "data") if spec.drops else ()))
 
 
 def _step(
@@ -115,7 +126,7 @@ def _step(
 def bind_exact_attention(binding: Binding, launch: Launch) -> Run:
     """What runs exact attention."""
     spec, cells, numbers, (lines, queries, _) = _describe(binding, launch, _RESULTS[attention])
-    names = ("q", "k", "v", "out", "sums", *(("mask",) if spec.mask else ()))
+    names = ("q", "k", "v", "out", "sums", *_more_names(spec))
     step = _step(exact_forward_kernel(spec), names, lines, queries, numbers)
     return bind_steps(binding, [step], cells)
 
@@ -125,9 +136,9 @@ def bind_exact_gradient(binding: Binding, launch: Launch) -> Run:
     """What runs the gradient of exact attention: of the queries, then of keys and values."""
     results = _RESULTS[attention_gradient]
     spec, cells, numbers, (lines, queries, keys) = _describe(binding, launch, results)
-    given, mask = ("q", "k", "v", "sums", "dout", "delta"), (("mask",) if spec.mask else ())
-    of_queries = (*given, "dq", *mask)
-    of_keys = (*given, "dk", "dv", *mask)
+    given = ("q", "k", "v", "sums", "dout", "delta")
+    of_queries = (*given, "dq", *_more_names(spec))
+    of_keys = (*given, "dk", "dv", *_more_names(spec))
     steps = [
         _step(exact_queries_kernel(spec), of_queries, lines, queries, numbers),
         _step(exact_keys_kernel(spec), of_keys, lines // numbers[1], keys, numbers),

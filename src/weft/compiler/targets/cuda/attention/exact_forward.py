@@ -77,6 +77,9 @@ def _powers(
         for each in result:
             each.value = out.floats("fmul", each.value, factor)
         top.value = highest
+        if out.spec.drops:
+            stays = out.stays(line, query, keys[0])
+            powers = [out.drop(*pair) for pair in zip(stays, powers, strict=True)]
         found.append(powers)
     return found
 

@@ -11,9 +11,11 @@ import math
 import struct
 from collections.abc import Sequence
 
+from weft.compiler.targets.cuda.attention.hiding import keep_threshold
 from weft.compiler.targets.cuda.device_text import DeviceBuilder
 from weft.compiler.targets.llvm.ir_builder import LocalVariable, Operand
 from weft.core.records import frozen
+from weft.ops.random_bits import DRAW, philox_rounds
 
 __all__ = ["LOWEST", "ExactSpec", "Sums", "TileBuilder", "float_text"]
 
@@ -32,7 +34,10 @@ Sums = list[list[LocalVariable]]
 
 @frozen(slots=False)
 class ExactSpec:
-    """softmax(q kᵀ scale) v of float32; with `causal`, query i sees keys up to i + offset."""
+    """softmax(q kᵀ scale) v of float32; with `causal`, query i sees keys up to i + offset.
+
+    With `kept` below 1 weights are dropped as `wf.random.dropout` does; keys are a multiple of 4.
+    """
 
     head: int
     causal: bool
@@ -40,6 +45,12 @@ class ExactSpec:
     mask: str = ""  # or "bool", "float32"
     guarded: bool = False
     side: int = 16  # threads along each side of a tile
+    kept: float = 1.0
+
+    @property
+    def drops(self) -> bool:
+        """Whether weights are dropped."""
+        return self.kept < 1
 
     @property
     def tile(self) -> int:
@@ -89,15 +100,19 @@ class TileBuilder(DeviceBuilder):
     def __init__(self, name: str, pointers: Sequence[str], spec: ExactSpec, blocks: int) -> None:
         """`blocks` of them share a multiprocessor, of heads that are one chunk; else one less."""
         self.spec = spec
-        masks = ["mask"] if spec.mask else []
+        more = [*(["mask"] if spec.mask else []), *(["key", "data"] if spec.drops else [])]
         strides = ["mask_batch", "mask_head", "mask_row"] if spec.mask else []
         numbers = ["heads", "group", "queries", "keys", "offset", *strides, "tiles"]
-        parameters = [f"ptr %{each}" for each in (*pointers, *masks)]
+        parameters = [f"ptr %{each}" for each in (*pointers, *more)]
         threads = spec.side * spec.side
         given = [*parameters, *[f"i64 %{each}" for each in numbers]]
         super().__init__(name, given, threads, max(1, blocks + 1 - spec.chunks))
         self.rows = self.mul(self.div(self.thread, spec.side), 4)
         self.columns = self.mul(self.rem(self.thread, spec.side), 4)
+        self._words: list[str] = []
+        """Of dropout: the key's two words, and those of the data beside it."""
+        for name in ("%key", "%data") if spec.drops else ():
+            self._words += [self.load("i32", self.at("i32", name, place)) for place in (0, 1)]
 
     # --- tiles of queries ------------------------------------------------------------------------
 
@@ -305,6 +320,51 @@ class TileBuilder(DeviceBuilder):
                 number = self.load("float", self.at("float", "%mask", cell))
                 value = self.floats("fadd", value, number)
         return self.choose_float(self.all_of(*seen), value, LOWEST)
+
+    # --- dropout ---------------------------------------------------------------------------------
+
+    def stays(self, line: str, query: str, key: str) -> list[str]:
+        """Whether the weights of a query and of four keys stay; the first is a multiple of 4."""
+        row = self.add(self.mul(line, "%queries"), query)
+        number = self.add(self.mul(row, self.div("%keys", 4)), self.div(key, 4))
+        words = self._random_words(self.put(f"trunc i64 {number} to i32", "i32"))
+        limit = keep_threshold(self.spec.kept)
+        return [self.put(f"icmp ult i32 {word}, {limit}", "i1") for word in words]
+
+    def _random_words(self, number: str) -> list[str]:
+        """The four words of a block, those that `random_bits` has for four neighbours."""
+        low, high, *data = self._words
+        a, b, c, d = number, str(DRAW << 16), *data
+        for factors, steps in philox_rounds():
+            first, second = (
+                self._wide_product(x, factor) for x, factor in zip((a, c), factors, strict=True)
+            )
+            keys = [
+                self.put(f"add i32 {word}, {step}", "i32")
+                for word, step in zip((low, high), steps, strict=True)
+            ]
+            a, b, c, d = (
+                self._three_xored(second[0], b, keys[0]), second[1],
+                self._three_xored(first[0], d, keys[1]), first[1],
+            )  # fmt: skip
+        return [a, b, c, d]
+
+    def _wide_product(self, word: str, factor: int) -> tuple[str, str]:
+        """The high and the low half of a product of 32 bits each."""
+        whole = self.mul(self.put(f"zext i32 {word} to i64"), factor)
+        high = self.combine("lshr", whole, 32)
+        return self.put(f"trunc i64 {high} to i32", "i32"), self.put(
+            f"trunc i64 {whole} to i32", "i32"
+        )
+
+    def _three_xored(self, a: str, b: str, c: str) -> str:
+        both = self.put(f"xor i32 {a}, {b}", "i32")
+        return self.put(f"xor i32 {both}, {c}", "i32")
+
+    def drop(self, stays: str, value: str) -> str:
+        """A weight, or a cotangent, divided by `kept`; 0 where it does not stay."""
+        scaled = self.floats("fmul", value, float_text(1 / self.spec.kept))
+        return self.choose_float(stays, scaled, "0.0")
 
     def _mask_cell(self, line: str, query: str, key: str) -> str:
         """The place of a mask's number; the last one behind the end."""
