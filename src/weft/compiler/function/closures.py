@@ -37,9 +37,8 @@ def held_by_objects(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """What objects and functions among a call's arguments hold of tensors, where they are no trees.
 
     >>> import weft as wf
-    >>> class Agent:
-    ...     def __init__(self): self.state = wf.tensor(2.0)
-    >>> [state.item() for state in held_by_objects((Agent(), 3.0), {})]
+    >>> w = wf.tensor(2.0)
+    >>> [held.item() for held in held_by_objects((lambda x: w * x, 3.0), {})]
     [2.0]
     """
     objects = [leaf for leaf in trees.leaves((args, kwargs)) if not isinstance(leaf, Tensor)]
