@@ -89,6 +89,14 @@ def tuple_of_one_array() -> Any:
     return [x for (x,) in loader]
 
 
+def average_updated_as_in_pytorch() -> Any:
+    return wf.optim.ExponentialMovingAverage(nn.Linear(2, 2)).update_parameters()
+
+
+def average_called_as_a_network() -> Any:
+    return wf.optim.ExponentialMovingAverage(nn.Linear(2, 2))(wf.ones((1, 2)))
+
+
 def product_too_large() -> Any:
     x = wf.zeros((MANY, 1))
     return x @ x.T
@@ -117,6 +125,8 @@ FIXES: dict[Callable[[], Any], str] = {
     values_of_a_maximum: "x.max(axis=1)",
     weights_filled_through_data: "wf.nn.init.normal_(x)",
     tuple_of_one_array: "for x in loader",
+    average_updated_as_in_pytorch: "average.update()",
+    average_called_as_a_network: "with average.applied(): net(x)",
     product_too_large: "make it in parts",
     compiled_product_too_large: "make it in parts",
 }

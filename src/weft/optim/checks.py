@@ -133,7 +133,8 @@ def _out_of_range(op: str, name: str, value: Any, expected: str, example: Any) -
 
 def _fix_for(op: str, place: str, parameter: wf.Tensor) -> str:
     """What to write for a tensor that gets no gradient."""
-    if not place.removeprefix("parameters[").rstrip("]").isdigit():  # the names of a state
+    is_named = place.startswith("parameters[") and not place[len("parameters[") : -1].isdigit()
+    if is_named and parameter.is_leaf:  # the names of a state
         return f"{op}(net.parameters(), ...): a state_dict holds values without gradients"
     if not parameter.is_leaf:
         return "pass the leaf that it is computed from, or a new one: x.detach().requires_grad_()"

@@ -406,6 +406,10 @@ TORCH: dict[str, dict[str, str]] = {
         "last_epoch": "scheduler.epochs.item()",
         "print_lr": "print(optimizer.lr.item())",
     },
+    "torch.optim.swa_utils.AveragedModel": {
+        "module": "# the averages are put into the net: with average.applied(): net(x)",
+        "update_parameters": "average.update()",
+    },
     "torch.optim": {
         "lr_scheduler": "wf.optim.schedules" + STEPPED,
         "swa_utils": "wf.optim.ExponentialMovingAverage(net, decay=0.999)",
