@@ -231,7 +231,9 @@ class Tensor:
     T: ClassVar[Any]
 
     def __init__(self, *data: Any, **options: Any) -> None:
-        # Tensors are made by __new__; a call of the class is PyTorch's way to make one.
+        # Tensors are made by __new__; a call of the class with data is PyTorch's way to make one.
+        if not data and not options:
+            return
         raise ArgumentTypeError(
             "Tensor",
             "tensors are not made by their class",
