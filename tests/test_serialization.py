@@ -373,3 +373,18 @@ def test_both_understand_bfloat16_alike(tmp_path: Path) -> None:
     theirs = pytest.importorskip("safetensors.torch")
     theirs.save_file({"x": torch.tensor([1.5, -2.25]).bfloat16()}, str(tmp_path / "file"))
     assert same(wf.load(tmp_path / "file")["x"], wf.tensor([1.5, -2.25]).astype("bfloat16"))
+
+
+def test_the_state_of_the_generator_is_saved_and_goes_on(tmp_path: Path) -> None:
+    wf.random.seed(3)
+    wf.random.normal((5,))
+    wf.save({"random": wf.random.get_state()}, tmp_path / "run.safetensors")
+    expected = wf.random.normal((3,)).tolist()
+    wf.random.set_state(wf.load(tmp_path / "run.safetensors")["random"])
+    assert wf.random.normal((3,)).tolist() == expected
+
+
+def test_a_named_tuple_is_refused_with_the_tuple_to_save(tmp_path: Path) -> None:
+    pair = wf.topk(wf.tensor([1.0, 3.0]), 1)
+    with pytest.raises(wf.ArgumentTypeError, match=r"tuple\(value\)"):
+        wf.save({"pair": pair}, tmp_path / "pair.safetensors")

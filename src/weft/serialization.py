@@ -33,6 +33,7 @@ from weft.core.files import damaged, open_file, parse_json, replacing
 from weft.core.trees import map_tree
 from weft.ir.tensor import Tensor, host_array, wrap
 from weft.ops.composed.creation import asarray
+from weft.ops.composed.random_keys import GeneratorState
 from weft.ops.placement import to_device
 from weft.torch_files import is_torch_file, read_torch_file
 
@@ -178,6 +179,8 @@ def _describe(node: Any, path: str, tensors: dict[str, Tensor], depth: int = 0) 
             for key, v in node.items()
         ]
         return ["dict", items]
+    if isinstance(node, GeneratorState):
+        node = tuple(node)  # which `wf.random.set_state` takes as well
     if type(node) in (list, tuple):
         parts = [_describe(v, _join(path, i), tensors, depth + 1) for i, v in enumerate(node)]
         return [type(node).__name__, parts]
@@ -188,7 +191,9 @@ def _describe(node: Any, path: str, tensors: dict[str, Tensor], depth: int = 0) 
         "a value that cannot be written to a file",
         expected="tensors, numbers, text, None, and dicts, lists and tuples of them",
         got={path or "tree": node},
-        fix="save a state_dict(), or leave it out",
+        fix="tuple(value), as which it comes back"
+        if isinstance(node, tuple)
+        else "save a state_dict(), or leave it out",
     )
 
 

@@ -139,7 +139,7 @@ class PartitionedJit(Jit):
     def _make_program(
         self, call: Call, types: Sequence[TensorType], recording: Recording, reason: str
     ) -> Compiled:
-        outside = [read() for read in self._outside or ()]
+        outside = self.values_outside(call.args, call.kwargs)
         names = names_of(self._f, (call.args, call.kwargs, outside), recording)
         graph = recording.graph
         next_values = _next_values(recording)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -216,6 +218,81 @@ def test_objects_that_hold_tensors_are_looked_into() -> None:
     model.weights[0] = wf.tensor(10.0)
     assert fast(wf.tensor(3.0)).item() == 26.0
     assert len(fast.compilations) == 1
+
+
+def train_steps(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> list[float]:
+    """The losses of a network that a plain object holds and passes to its step."""
+    wf.random.seed(0)
+
+    class Agent:
+        def __init__(self) -> None:
+            self.net = wf.nn.Linear(2, 2)
+            self.optimizer = wf.optim.SGD(self.net.parameters(), lr=0.1)
+
+    def step(agent: Agent, x: wf.Tensor) -> wf.Tensor:
+        loss = (agent.net(x) ** 2).sum()
+        agent.optimizer.minimize(loss)
+        return loss
+
+    step, agent = wrap(step), Agent()
+    return [step(agent, wf.ones((1, 2))).item() for _ in range(4)]
+
+
+def test_a_network_that_an_object_among_the_arguments_holds_is_trained() -> None:
+    np.testing.assert_allclose(train_steps(wf.jit), train_steps(lambda step: step), rtol=1e-5)
+
+
+def test_tensors_of_objects_and_functions_among_the_arguments_are_read_at_each_call() -> None:
+    class Holder:
+        pass
+
+    holder, weights = Holder(), {"w": wf.ones(2)}
+    holder.w = wf.ones(2)  # type: ignore[attr-defined]
+    double = wf.jit(lambda held, x: 2 * held.w * x)
+    apply = wf.jit(lambda f, x: f(x))
+    scale = lambda x: weights["w"] * x  # noqa: E731
+    for expected in (1.0, 2.0, 3.0):
+        assert double(holder, wf.ones(2)).tolist() == [2 * expected] * 2
+        assert apply(scale, wf.ones(2)).tolist() == [expected] * 2
+        holder.w = holder.w + 1.0  # type: ignore[attr-defined]
+        weights["w"] = weights["w"] + 1.0
+
+
+def test_methods_are_compiled_and_know_their_object() -> None:
+    class Scale:
+        def __init__(self, factor: float) -> None:
+            self.factor = wf.tensor(factor)
+
+        @wf.jit
+        def apply(self, x: wf.Tensor, *, shift: float = 0.0) -> wf.Tensor:
+            return self.factor * x + shift
+
+    double, triple, x = Scale(2.0), Scale(3.0), wf.tensor(5.0)
+    assert (double.apply(x).item(), triple.apply(x, shift=1.0).item()) == (10.0, 16.0)
+    double.factor = wf.tensor(4.0)
+    assert double.apply(x).item() == 20.0
+    assert len(double.apply.explain(x).kernels) == 1
+    assert double.apply.memory(x).peak > 0
+    assert len(double.apply.compilations) == 2  # one for each object
+
+
+def test_forward_of_a_module_is_compiled_as_a_method() -> None:
+    class Net(wf.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.times = wf.nn.Linear(2, 1), 1
+
+        @wf.jit
+        def forward(self, x: wf.Tensor) -> wf.Tensor:
+            return self.layer(x) * self.times
+
+    net, x = Net(), wf.ones((1, 2))
+    once = net(x).item()
+    net.times = 3
+    assert net(x).item() == pytest.approx(3 * once)
+    net(x).sum().backward()
+    assert net.layer.bias.grad is not None
+    assert net.layer.bias.grad.tolist() == [3.0]
 
 
 def test_a_compiled_function_inside_another_leaves_no_call() -> None:

@@ -53,6 +53,7 @@ def surroundings(tmp_path: Path) -> dict[str, Any]:
         "tokens": wf.ones((3, 1, 8)), "data": [1.0, 2.0], "array": array,
         "buffer": array.tobytes(), "f": lambda x: (x * x).sum(), "net": net,
         "optimizer": optimizer, "loss_fn": loss_fn, "schedule": wf.optim.schedules.Constant(0.1),
+        "average": wf.optim.ExponentialMovingAverage(net),
         "scheduler": wf.optim.schedules.Scheduler(optimizer, wf.optim.schedules.Constant(0.1)),
         "mismatch": net.load_state_dict({}, strict=False),
         "dataset": wf.data.ArrayDataset(array), "first": [1], "second": [2], "batches": batches,
@@ -93,6 +94,7 @@ def resolve(home: str) -> Any:
     roots = {
         "wf": wf, "x": wf.Tensor, "net": wf.nn.Module, "optimizer": wf.optim.Optimizer,
         "scheduler": wf.optim.schedules.Scheduler, "mismatch": Mismatch,
+        "average": wf.optim.ExponentialMovingAverage,
     }  # fmt: skip
     return reduce(getattr, rest.split("."), roots[first]) if rest else roots[first]
 

@@ -516,6 +516,20 @@ def transpose_pair() -> None:
 
 @mistake(
     FAMILY,
+    "The places of the largest elements, as PyTorch gives them",
+    ArgumentError,
+    "max",
+    problem="this means one thing in PyTorch and another in NumPy",
+    expected="an axis by name: the result is one tensor, of values",
+    got="x: f32[2, 3]   axis: 1   element: 1",
+    fix="x.argmax(axis=1) for the places, x.max(axis=1)[1] for that element of the values",
+)
+def second_of_a_maximum() -> None:
+    wf.ones((2, 3)).max(1)[1]
+
+
+@mistake(
+    FAMILY,
     "A number that splits by count or by size",
     ArgumentError,
     "split",

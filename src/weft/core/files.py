@@ -276,11 +276,15 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _not_writable(op: str, path: AnyPath, error: Exception) -> ArgumentError:
+    folder = Path(path).parent
+    fix = "choose another path, or free some space"
+    if not folder.exists():
+        fix = f"make the folder first: os.makedirs({str(folder)!r}, exist_ok=True)"
     return ArgumentError(
         op,
         f"the file could not be written: {getattr(error, 'strerror', None) or error}",
         expected="a folder that exists, may be written to and has space",
         got={"path": str(path)},
         note="what was there before is unchanged",
-        fix="choose another path, or free some space",
+        fix=fix,
     )

@@ -171,7 +171,12 @@ def _imported_names_fix(frame: FrameType | None) -> str:
         for home in dict.fromkeys(filter(None, homes.values()))
     ]
     others = [suggestion(each, [], module) for each in asked if not homes[each]]
-    return "; ".join([*lines, *others]) if all(others) else ""
+    if not all(others):
+        return ""
+    remarks = [other.partition("  #")[2] for other in others]
+    shared = remarks[0] if len(remarks) > 1 and len({*filter(None, remarks)}) == 1 else ""
+    calls = [other.removesuffix(f"  #{shared}") if shared else other for other in others]
+    return "; ".join([*lines, *calls]) + (f"  #{shared}" if shared else "")
 
 
 def _public_home(name: str) -> str:

@@ -34,6 +34,15 @@ def user_frames(traceback: TracebackType | None) -> TracebackType | None:
 SIZE_NOTE = "in Weft x.size is the number of elements: x.shape for all sizes, x.shape[0] for one"
 
 
+WHERE_NOTE = "the places where a condition holds are wf.nonzero(condition)"
+
+
+def _note_where_call(error: BaseException) -> None:
+    """Say what to write for `wf.where(condition)`, which gives places in NumPy and PyTorch."""
+    if type(error) is TypeError and str(error).startswith("where() missing 2 required"):
+        error.add_note(WHERE_NOTE)
+
+
 def _note_size_call(error: BaseException, traceback: TracebackType | None) -> None:
     """Say what to write for `x.size()`, which calls a number."""
     if type(error) is not TypeError or str(error) != "'int' object is not callable":
@@ -50,6 +59,7 @@ def _note_size_call(error: BaseException, traceback: TracebackType | None) -> No
 def _shorten(error: BaseException, traceback: TracebackType | None) -> TracebackType | None:
     """What to show of a traceback: the user's frames of our own errors, all of any other."""
     _note_size_call(error, traceback)
+    _note_where_call(error)
     if not isinstance(error, WeftError) or settings.full_tracebacks:
         return traceback
     short = user_frames(traceback)

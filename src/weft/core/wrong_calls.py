@@ -187,6 +187,9 @@ def _too_many(op: str, form: Signature, args: tuple[Any, ...]) -> ArgumentTypeEr
     extra = args[len(positional) :]
     if positional[:1] == ["shape"] and all(isinstance(each, int) for each in args):
         problem, fix = "a shape is one argument", f"{op}({args})"
+    elif positional[:1] == ["arrays"] and any(hasattr(each, "ndim") for each in extra):
+        names = ", ".join(f"x{i}" for i in range(1, len(args) + 1))
+        problem, fix = "the tensors are one argument", f"{op}([{names}])"
     elif len(options) >= len(extra):
         named = [
             f"{name}={_argument_text(value)}" for name, value in zip(options, extra, strict=False)

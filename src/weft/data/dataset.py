@@ -231,7 +231,9 @@ class Subset(View):
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __getitem__(self, index: int, /) -> Any:
+    def __getitem__(self, index: int | slice, /) -> Any:
+        if isinstance(index, slice):
+            return sliced_batch(self, index)
         return self.base[int(self.indices[index])]
 
     def gather(self, indices: Indices) -> Any:
@@ -421,7 +423,9 @@ class ArrayDataset(Dataset):
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: int, /) -> Any:
+    def __getitem__(self, index: int | slice, /) -> Any:
+        if isinstance(index, slice):
+            return sliced_batch(self, index)
         row = checked_index(index, self._length)
         return _select(self.arrays, row)
 
@@ -443,7 +447,7 @@ class TensorDataset(ArrayDataset):
     ((2,), 2)
     """
 
-    def __getitem__(self, index: int, /) -> Any:
+    def __getitem__(self, index: int | slice, /) -> Any:
         return convert_leaves(super().__getitem__(index), wf.asarray)
 
 
@@ -460,6 +464,22 @@ def random_split(
     sizes = _part_sizes(len(dataset), parts)
     order = generator_of(seed).permutation(len(dataset))
     return [Subset(dataset, part) for part in np.split(order, np.cumsum(sizes)[:-1])]
+
+
+def sliced_batch(dataset: Dataset, part: slice) -> Any:
+    """The items of a slice as one batch, stacked: `dataset[:100]`; tensors where items are.
+
+    >>> from weft.data import ArrayDataset
+    >>> [column.tolist() for column in sliced_batch(ArrayDataset([1, 2, 3], [4, 5, 6]), slice(2))]
+    [[1, 2], [4, 5]]
+    """
+    indices = np.arange(len(dataset))[part]
+    batch = dataset.gather(indices)
+    if batch is None:
+        batch = collate_items([dataset[i] for i in indices.tolist()], indices.tolist())
+    first = wf.tree.leaves(dataset[0]) if len(dataset) else []
+    is_of_tensors = any(isinstance(leaf, wf.Tensor) for leaf in first)
+    return convert_leaves(batch, wf.asarray) if is_of_tensors else batch
 
 
 def checked_index(index: int, length: int) -> int:

@@ -230,6 +230,18 @@ class Tensor:
     mT: ClassVar[Any]
     T: ClassVar[Any]
 
+    def __init__(self, *data: Any, **options: Any) -> None:
+        # Tensors are made by __new__; a call of the class with data is PyTorch's way to make one.
+        if not data and not options:
+            return
+        raise ArgumentTypeError(
+            "Tensor",
+            "tensors are not made by their class",
+            expected="a function that makes one",
+            got={"arguments": data},
+            fix="wf.tensor(data), or wf.empty(shape) for sizes",
+        )
+
     if TYPE_CHECKING:  # installed by the layer above, too; a type checker wants its setter
 
         @property

@@ -32,6 +32,7 @@ from weakref import WeakSet
 import weft as wf
 from weft.eager import call_beside
 from weft.names import nearest_name, suggestion, takes_no_arguments
+from weft.nn.functional.checks import parameter_replaced, refuse_lists
 from weft.nn.layout import (
     BUFFER,
     CONTAINERS,
@@ -177,7 +178,11 @@ class Module:
             with enter_module(self):
                 return self._run(args, kwargs)
         if not self._hooks and not self._pre_hooks:
-            return call_beside(self.forward, args, kwargs)
+            try:
+                return call_beside(self.forward, args, kwargs)
+            except AttributeError as error:
+                refuse_lists(type(self).__name__, error, args)
+                raise
         return self._run(args, kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -207,7 +212,7 @@ class Module:
                 old.set_(value)
                 return
             if role == PARAMETER and role_of(value) != PARAMETER:
-                raise _not_a_parameter(self, name, value)
+                raise parameter_replaced(type(self).__name__, name, value)
             transient_role = role if role == TRANSIENT else None
             self._roles[name] = (
                 PARAMETER if role_of(value) == PARAMETER else transient_role or BUFFER
@@ -504,16 +509,6 @@ def _convert(tensor: wf.Tensor, target: Any) -> None:
     elif tensor.dtype.is_inexact and converted.dtype is not tensor.dtype:
         tensor.grad = None
         tensor.set_(converted)
-
-
-def _not_a_parameter(owner: Module, name: str, value: wf.Tensor) -> wf.ArgumentTypeError:
-    return wf.ArgumentTypeError(
-        type(owner).__name__,
-        f"the parameter {name} would be replaced by a tensor that is not one",
-        expected="a leaf that requires a gradient",
-        got={name: value},
-        fix=f"wf.nn.Parameter(value), or write to it: with wf.no_grad(): net.{name}.copy_(value)",
-    )
 
 
 def _unknown_name(op: str, name: str, known: Any) -> wf.NameUnknownError:

@@ -64,10 +64,11 @@ def _misfit_error(
     problems = {kind: names for kind, names in kinds.items() if names}
     pairs = [(wrong, nearest_name(wrong, missing)) for wrong in unexpected]
     renamings = [f"{wrong} -> {right}" for wrong, right in pairs if right]
+    prefix = _common_prefix(missing, unexpected)
     renaming = (
         f"rename entries: {_list_names(renamings)}"
         if renamings
-        else "load the state of such a module"
+        else prefix or "load the state of such a module"
     )
     error_class = wf.ShapeError if misshapen else wf.ArgumentError
     return error_class(
@@ -78,6 +79,15 @@ def _misfit_error(
         got={kind: _list_names(names) for kind, names in problems.items()},
         fix=renaming if misshapen or not strict else f"{renaming}; or pass strict=False",
     )
+
+
+def _common_prefix(missing: list[str], unexpected: list[str]) -> str:
+    """How to rename entries that differ from the names wanted by what stands before all of them."""
+    first = next((each for each in unexpected if missing and each.endswith(f".{missing[0]}")), "")
+    prefix = first.removesuffix(missing[0]) if first else ""
+    if prefix and {f"{prefix}{each}" for each in missing} == set(unexpected):
+        return f"rename entries: {{name.removeprefix({prefix!r}): x for name, x in state.items()}}"
+    return ""
 
 
 def _list_names(names: Sequence[str]) -> str:

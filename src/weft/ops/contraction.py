@@ -213,8 +213,8 @@ def plain_product(x1: Any, x2: Any) -> Tensor | None:
         return None
     try:
         result = wrap(quiet(np.matmul, a, b))
-    except RuntimeError:  # the context without warnings is in use, by another thread
-        return None
+    except (RuntimeError, MemoryError):  # another thread has the context without warnings, or
+        return None  # the way that explains what does not fit
     if grad_mode.enabled and (x1._node is not None or x2._node is not None):
         record(dot, _PLAIN, (x1, x2), result)
     return result

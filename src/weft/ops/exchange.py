@@ -179,12 +179,16 @@ def _check_unpacking(x: Tensor, caller: FrameType) -> None:
     place, code = caller.f_lasti, caller.f_code.co_code
     if place < 0 or code[place] != _UNPACK or code[place + 1] == len(x):
         return
+    fix = "functions give one result each: values = x.max(axis=1), places = x.argmax(axis=1)"
+    if code[place + 1] == 1:
+        fix = "a batch of one array is the array itself: for x in loader, not for (x,) in loader"
+    names = "1 name" if code[place + 1] == 1 else f"{code[place + 1]} names"
     raise ShapeError(
         "unpacking",
-        f"{code[place + 1]} names for a tensor of {len(x)} rows",
+        f"{names} for a tensor of {len(x)} rows",
         expected=f"{len(x)} names, or one",
         got={"x": x},
-        fix="functions give one result each: values = x.max(axis=1), places = x.argmax(axis=1)",
+        fix=fix,
     )
 
 

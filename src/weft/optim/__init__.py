@@ -47,4 +47,5 @@ __all__ = [
 
 _explain_all(globals(), __all__)
 _explain_attributes(Optimizer, "optimizer")
+_explain_attributes(ExponentialMovingAverage, "average")
 __getattr__ = _missing_from("wf.optim", __all__)

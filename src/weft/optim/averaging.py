@@ -93,6 +93,16 @@ class ExponentialMovingAverage:
         for name, handle in handles.items():
             handle.copy_(state[name])
 
+    def __call__(self, *args: Any) -> Any:
+        """Refuse a call as of PyTorch's `AveragedModel`, which holds a network of its own."""
+        raise wf.ArgumentTypeError(
+            "ExponentialMovingAverage",
+            "averages of weights are not a network",
+            expected="a call of the network that they are averages of",
+            got={"arguments": args},
+            fix="with average.applied(): net(x)",
+        )
+
     def __repr__(self) -> str:
         count = len(self.parameters)
         return f"ExponentialMovingAverage(decay={self.decay}, {count} parameters)"

@@ -109,7 +109,7 @@ def check_parameter(op: str, place: str, parameter: Any) -> None:
             "a parameter gets no gradient",
             expected="leaves with requires_grad=True",
             got={place: parameter},
-            fix="leave frozen tensors out: [p for p in net.parameters() if p.requires_grad]",
+            fix=_fix_for(op, place, parameter),
         )
     if parameter.dtype.is_complex:
         raise wf.UnsupportedError(
@@ -128,4 +128,17 @@ def _out_of_range(op: str, name: str, value: Any, expected: str, example: Any) -
         expected=expected,
         got={name: value},
         fix=f"{name}={example}",
+    )
+
+
+def _fix_for(op: str, place: str, parameter: wf.Tensor) -> str:
+    """What to write for a tensor that gets no gradient."""
+    is_named = place.startswith("parameters[") and not place[len("parameters[") : -1].isdigit()
+    if is_named and parameter.is_leaf:  # the names of a state
+        return f"{op}(net.parameters(), ...): a state_dict holds values without gradients"
+    if not parameter.is_leaf:
+        return "pass the leaf that it is computed from, or a new one: x.detach().requires_grad_()"
+    return (
+        "leave frozen tensors out: [p for p in net.parameters() if p.requires_grad]; "
+        "to train it: x.requires_grad_()"
     )

@@ -57,6 +57,7 @@ from weft.ops.placement import to_device
 from weft.ops.selection import clip
 from weft.transforms import backward
 from weft.transforms.numpy_functions import array_function, array_ufunc
+from weft.transforms.pair_methods import pair_method
 from weft.transforms.torch_methods import TORCH_METHODS, check_same
 
 __all__ = ["install"]
@@ -332,6 +333,8 @@ ALONG: dict[Any, tuple[str, ...]] = {
     neural: ("log_softmax", "softmax"),
 }  # fmt: skip
 """Functions that are methods with the axis as an optional position."""
+PAIRS = ("max", "min", "sort")
+"""Those of them that give values and places in PyTorch."""
 
 
 def _public_function(name: str, function: Function) -> Function:
@@ -355,7 +358,8 @@ def install() -> None:
             _set_method(name, _public_function(name, getattr(module, name)))
     for module, chosen in ALONG.items():
         for name in chosen:
-            _set_method(name, _axis_method(_public_function(name, getattr(module, name))))
+            made = pair_method if name in PAIRS else _axis_method
+            _set_method(name, made(_public_function(name, getattr(module, name))))
 
     for name, longer in (("cumsum", "cumulative_sum"), ("cumprod", "cumulative_prod")):
         _set_method(name, getattr(Tensor, longer))

@@ -13,6 +13,7 @@ are found before it is traced, and read anew at each call.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -30,6 +31,22 @@ the time of a call, on any machine."""
 def closed_over(function: Any) -> list[Read]:
     """How to read each variable from outside that holds tensors."""
     return list(_of_function(function, set(), DEPTH))
+
+
+def held_by_objects(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """What objects and functions among a call's arguments hold of tensors, where they are no trees.
+
+    >>> import weft as wf
+    >>> w = wf.tensor(2.0)
+    >>> [held.item() for held in held_by_objects((lambda x: w * x, 3.0), {})]
+    [2.0]
+    """
+    objects = [leaf for leaf in trees.leaves((args, kwargs)) if not isinstance(leaf, Tensor)]
+    seen: set[int] = set()
+    reads = [
+        functools.partial(operator.itemgetter(place), objects) for place in range(len(objects))
+    ]
+    return [found() for read in reads for found in _of_value(read, seen, DEPTH)]
 
 
 def _of_function(function: Any, seen: set[int], depth: int) -> Iterator[Read]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from inspect import signature
 from typing import Any
 
@@ -32,7 +32,7 @@ from weft.compiler.function.arguments import (
     read_call,
     sizes_of,
 )
-from weft.compiler.function.closures import Read, closed_over
+from weft.compiler.function.closures import Read, closed_over, held_by_objects
 from weft.compiler.function.compiled_function import Compiled
 from weft.compiler.function.donation import expected_donations, gradients_beside
 from weft.compiler.function.fastcall.repeated_calls import RepeatedCalls
@@ -93,13 +93,15 @@ class Jit:
         self._looked_at: dict[Hashable, frozenset[int]] = {}
         """For calls of one kind, arguments whose having a gradient matters."""
         self._outside: list[Read] | None = None
+        self._takes_objects = False
+        """Whether an argument was once an object that is no tree and holds tensors."""
         self._repeated = RepeatedCalls()
         self.compilations = Compilations()
         update_wrapper(self, f, updated=())  # a module's attributes stay its own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the compiled function, compiling it first if need be."""
-        outside = self._values()
+        outside = self.values_outside(args, kwargs)
         recognised = self._repeated.recognise(args, kwargs, outside)
         if recognised is not None:
             run, handles = recognised
@@ -107,6 +109,9 @@ class Jit:
         converted = arrays_as_tensors(args, kwargs)
         if converted is not None:
             return self(*converted[0], **converted[1])
+        if not self._takes_objects and held_by_objects(args, kwargs):
+            self._takes_objects = True
+            outside = self.values_outside(args, kwargs)
         key = self._repeated.key(args, kwargs, outside)
         call = self._read(args, kwargs)
         found = self._find(call)
@@ -114,15 +119,24 @@ class Jit:
             self._repeated.remember(key, call.handles, found)
         return found(call.handles)
 
-    def _values(self) -> list[Any]:
-        """What the function closes over holds now."""
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """A method of an object, where the function was compiled as one of its class."""
+        return self if instance is None else BoundJit(self, instance)
+
+    def values_outside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """What the function closes over holds now, and what objects among its arguments hold.
+
+        Such an object is known by its identity, so its tensors are read anew at each call.
+        """
         if self._outside is None:
             self._outside = closed_over(self._f)
-        return [read() for read in self._outside]
+        values = [read() for read in self._outside]
+        return [*values, *held_by_objects(args, kwargs)] if self._takes_objects else values
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         args, kwargs = arrays_as_tensors(args, kwargs) or (args, kwargs)
-        call = read_call(args, kwargs, self._values())
+        self._takes_objects = self._takes_objects or bool(held_by_objects(args, kwargs))
+        call = read_call(args, kwargs, self.values_outside(args, kwargs))
         call.distinguish(self._looked_at.get(call.kind, frozenset()))
         return call
 
@@ -144,7 +158,7 @@ class Jit:
         call = self._read(args, kwargs)
         types = [general.get(id(handle), handle.type) for handle in call.handles]
         recording = self._record_for(call, types, unifier)
-        outside = [read() for read in self._outside or ()]
+        outside = self.values_outside(call.args, call.kwargs)
         return call, recording, names_of(self._f, (call.args, call.kwargs, outside), recording)
 
     def program(self, *args: Any, **kwargs: Any) -> Executable:
@@ -162,7 +176,7 @@ class Jit:
         types = [source.read(call.handles).type for source in recording.sources]
         if found.spans_devices:
             return found.device_explanation(types)
-        outside = [read() for read in self._outside or ()]
+        outside = self.values_outside(call.args, call.kwargs)
         names = names_of(self._f, (call.args, call.kwargs, outside), recording)
         given = lambda made: expected_donations(recording, made)  # noqa: E731
         made = explanation(
@@ -278,6 +292,32 @@ class Jit:
             fixed=call.fixed_inputs(recording),
             device=call.device,
         )
+
+
+class BoundJit:
+    """A compiled method of one object: calls and reports take the object first.
+
+    >>> import weft as wf
+    >>> class Scale:
+    ...     def __init__(self, factor): self.factor = wf.tensor(factor)
+    ...     @wf.jit
+    ...     def __call__(self, x): return self.factor * x
+    >>> double = Scale(2.0)
+    >>> double(wf.tensor(3.0)).item(), len(double.__call__.explain(wf.tensor(3.0)).kernels)
+    (6.0, 1)
+    """
+
+    def __init__(self, function: Jit, instance: Any) -> None:
+        self.__func__, self.__self__ = function, instance
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the compiled function with the object as its first argument."""
+        return self.__func__(self.__self__, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.__func__, name)
+        is_of_calls = callable(found) and name in vars(Jit) and not name.startswith("_")
+        return partial(found, self.__self__) if is_of_calls else found
 
 
 def jit(

@@ -29,6 +29,7 @@ SPACES: dict[str, tuple[str, ...]] = {
     "net": ("torch.nn.Module", "keras.Model"),
     "optimizer": ("torch.optim.Optimizer",),
     "scheduler": ("torch.optim.lr_scheduler.LRScheduler",),
+    "average": ("torch.optim.swa_utils.AveragedModel",),
     "mismatch": ("torch.nn.Module.load_state_dict",),
     "wf.nn": ("torch.nn", "keras.layers", "keras.losses", "flax.linen"),
     "wf.nn.functional": (

@@ -139,7 +139,18 @@ OPTIONS: dict[str, dict[str, str]] = {
         "scale": "std=1.0",
         "generator": "key=wf.random.key(0)",
     },
-    "uniform": {"size": "shape=(2, 3)", "generator": "key=wf.random.key(0)"},
+    **{
+        name: {"requires_grad": "# behind it: .requires_grad_()"}
+        for name in (
+            "arange", "empty", "empty_like", "eye", "full", "full_like", "linspace", "ones_like",
+            "zeros_like", "randint", "bernoulli", "asarray",
+        )
+    },
+    "uniform": {
+        "requires_grad": "# behind it: wf.random.uniform((2, 3)).requires_grad_()",
+        "size": "shape=(2, 3)",
+        "generator": "key=wf.random.key(0)",
+    },
     "meshgrid": {"sparse": "# all are broadcast: leave it out"},
     "load_state_dict": {"assign": "# values are assigned, not copied, in any case: leave it out"},
     "load": {

@@ -271,7 +271,8 @@ TORCH: dict[str, dict[str, str]] = {
         "H": "wf.conj(x).mT",
         "apply_": "# element by element in Python is slow: write it in tensor functions",
         "bernoulli_": "x.copy_(wf.random.bernoulli(0.5, x.shape))",
-        "data": "x.detach()  # to read; to write: with wf.no_grad(): x.copy_(y), x.add_(y)",
+        "data": "x.detach()  # to read; to fill: wf.nn.init.normal_(x); to write: with "
+        "wf.no_grad(): x.copy_(y), x.add_(y)",
         "data_ptr": "# values have no address: x.numpy().ctypes.data of a copy",
         "dim": "x.ndim",
         "element_size": "x.dtype.bits // 8",
@@ -280,6 +281,7 @@ TORCH: dict[str, dict[str, str]] = {
         "fill_diagonal_": "x.copy_(wf.where(wf.eye(2) != 0, 5.0, x))",
         "get_device": "x.device",
         "grad_fn": "x.is_leaf",
+        "indices": "x.argmax(axis=1)  # for x.max(1).indices: x.max(axis=1) is the values alone",
         "index_fill_": "x.copy_(wf.index_copy(x, 0, i, wf.full((2, 2), 5.0)))",
         "is_contiguous": "True  # elements are in order by themselves",
         "is_cuda": "x.device.family == 'cuda'",
@@ -303,6 +305,7 @@ TORCH: dict[str, dict[str, str]] = {
         "triu_": "x.copy_(wf.triu(x))",
         "unbind": "wf.unstack(x, axis=0)",
         "uniform_": "wf.nn.init.uniform_(x, 0.0, 1.0)",
+        "values": "x.max(axis=1)  # for x.max(1).values: the places are x.argmax(axis=1)",
         "untyped_storage": "# a tensor is a value without storage: x.numpy() is a copy of its "
         "elements",
         "is_pinned": "False",
@@ -402,6 +405,10 @@ TORCH: dict[str, dict[str, str]] = {
         "get_lr": "optimizer.lr.item()",
         "last_epoch": "scheduler.epochs.item()",
         "print_lr": "print(optimizer.lr.item())",
+    },
+    "torch.optim.swa_utils.AveragedModel": {
+        "module": "# the averages are put into the net: with average.applied(): net(x)",
+        "update_parameters": "average.update()",
     },
     "torch.optim": {
         "lr_scheduler": "wf.optim.schedules" + STEPPED,

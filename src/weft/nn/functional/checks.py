@@ -54,13 +54,16 @@ def _range_error(
     op: str, name: str, value: Any, place: tuple[int, ...], count: Any
 ) -> wf.BoundsError:
     names = "indices" if name == "index" else f"{name}s"
+    rest = f"make room for {int(value) + 1}" if value >= 0 else "leave out those below 0"
+    if value < 0 and name == "label":
+        rest = f"leave such elements out of the loss: ignore_index={int(value)}"
     where = f" at {', '.join(map(str, place))}" if place else ""
     return wf.BoundsError(
         op,
         f"the {name} {int(value)}{where} is out of range",
         expected=f"0 <= {name} < {count}",
         got={name: int(value), "position": list(place)},
-        fix=f"use {names} from 0 to {count - 1}, or make room for {int(value) + 1}",
+        fix=f"use {names} from 0 to {count - 1}, or {rest}",
     )
 
 
@@ -119,3 +122,26 @@ def same_shape(op: str, x: wf.Tensor, target: wf.Tensor) -> None:
             got={"x": x, "target": target},
             fix="reshape the target: target.reshape(x.shape)",
         )
+
+
+def refuse_lists(layer: str, error: AttributeError, args: tuple[Any, ...]) -> None:
+    """Explain an attribute that was missed because a layer was called with a list."""
+    if isinstance(error.obj, list) and any(error.obj is each for each in args):
+        raise wf.ArgumentTypeError(
+            layer,
+            "a list was given where a tensor is taken",
+            expected="a tensor, or a NumPy array",
+            got={"argument": error.obj},
+            fix="wf.tensor(numbers)",
+        ) from None
+
+
+def parameter_replaced(owner: str, name: str, value: wf.Tensor) -> wf.ArgumentTypeError:
+    """The error for a tensor that is no leaf with a gradient, in the place of a parameter."""
+    return wf.ArgumentTypeError(
+        owner,
+        f"the parameter {name} would be replaced by a tensor that is not one",
+        expected="a leaf that requires a gradient",
+        got={name: value},
+        fix=f"wf.nn.Parameter(value), or write to it: with wf.no_grad(): net.{name}.copy_(value)",
+    )

@@ -145,12 +145,20 @@ def _shapes(op: str, x: wf.Tensor, target: wf.Tensor, axis: int) -> wf.ShapeErro
             got={"x": x, "target": target},
             fix="target.astype('int64')",
         )
+    has_column = target.ndim == x.ndim and target.shape[axis] == 1
+    fix = "classes stand on axis 1: wf.moveaxis(x, -1, 1), or x.reshape(-1, classes)"
+    if has_column and wf.staging.same_shape(
+        (*target.shape[:axis], *target.shape[axis + 1 :]), tuple(wanted)
+    ):
+        fix = f"target.squeeze({axis})"
+    elif target.ndim == x.ndim == 2 and not has_column:
+        fix = f"give each of the {x.shape[axis]} classes a column, or target.argmax({axis})"
     return wf.ShapeError(
         op,
         "the target has neither the shape of class indices nor that of probabilities",
         expected=f"indices {wanted}, or probabilities {list(x.shape)}",
         got={"x": x, "target": target},
-        fix="classes stand on axis 1: wf.moveaxis(x, -1, 1), or x.reshape(-1, classes)",
+        fix=fix,
     )
 
 

@@ -43,6 +43,7 @@ from weft.ir.group_cells import leave_sums
 from weft.ir.groups import stands_for_process
 from weft.ir.walking import has_collectives
 from weft.runtime.arena import Arena, Block
+from weft.runtime.results import check_room, too_large
 
 Array = np.ndarray[Any, Any]
 
@@ -456,9 +457,13 @@ class CpuExecutable(ABC):
                 (self.slots[v], tables.shape(v, sizes), v.type.dtype.numpy)
                 for v in self._made_values
             ]
+            check_room([v.type for v in self._made_values], tables.outputs)
         if not written:
             make = self._empty if self._spare else np.empty
-            return [make(shape, dtype) for _, shape, dtype in tables.outputs]
+            try:
+                return [make(shape, dtype) for _, shape, dtype in tables.outputs]
+            except MemoryError as error:
+                raise too_large([v.type for v in self._made_values], tables.outputs) from error
         outputs = [output for output, _ in written]
         if self._written[0] != outputs:
             before = len(self.graph.inputs)
