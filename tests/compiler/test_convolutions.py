@@ -143,7 +143,8 @@ def test_partial_sums_are_added_in_their_order_and_turned(
 def test_sums_of_several_parts_are_read_as_they_lie() -> None:
     """The innermost loop goes over outputs, which lie one behind the other in each part."""
     text = str(packing.sum_kernel(wf.float32, 8, 1, 512, 256))
-    assert "vector o < 16" in text and "vector r" not in text
+    assert "vector o < 16" in text
+    assert "vector r" not in text
 
 
 def test_one_image_is_shared_by_two_threads() -> None:
