@@ -55,6 +55,28 @@ def alone() -> np.ndarray:
     return _fit(None)[0]
 
 
+@pytest.mark.slow
+def test_state_that_is_gathered_between_batches_of_an_update_keeps_the_gradient_that_waits() -> (
+    None
+):
+    """Weights and moments are read after every batch, of which three make an update."""
+
+    class Save(wf.train.Callback):
+        def on_step_end(self, trainer: Any) -> None:
+            trainer.strategy.model_state(trainer.model)
+            if trainer.batches % 2:
+                trainer.strategy.optimizer_state(trainer.optimizer)
+
+    expected, _ = _fit(None, accumulate=3)
+
+    def run_rank() -> np.ndarray:
+        strategy = wf.train.MeshStrategy(PLAN, model=2)
+        return _fit(strategy, accumulate=3, callbacks=[Save()])[0]
+
+    for measured in distributed.run_threads(run_rank, 2):
+        np.testing.assert_allclose(measured, expected, rtol=1e-5)
+
+
 MESHES: list[dict[str, int]] = [{"model": 2}, {"data": 2, "model": 2}]
 
 

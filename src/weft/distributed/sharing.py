@@ -338,9 +338,7 @@ class GradientSharing:
         total = all_reduce(_flat(gradients), self.mesh_axis)
         parts = _columns(total[None], [int(g.size) for g in gradients])
         # Divided in its own shape, a gradient is read once, by the update that divides it.
-        return [
-            part.reshape(g.shape) / self.size for part, g in zip(parts, gradients, strict=True)
-        ]
+        return [part.reshape(g.shape) / self.size for part, g in zip(parts, gradients, strict=True)]
 
     def _scatter_bucket(self, gradients: Sequence[wf.Tensor]) -> list[wf.Tensor]:
         rows = [self._padded_rows(g) for g in gradients]
