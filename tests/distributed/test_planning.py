@@ -14,8 +14,8 @@ from weft import nn
 from weft.cli.application import main
 from weft.collectives import bound_groups
 from weft.distributed import Costs, plan, plan_pipeline
-from weft.distributed.stages.choices import ModuleWork, module_works, simulated_choice
 from weft.distributed.engines.threads import run_threads
+from weft.distributed.stages.choices import ModuleWork, module_works, simulated_choice
 from weft.distributed.stages.order import pipeline_order
 from weft.distributed.stages.timeline import simulate_pipeline
 from weft.sharding import simulate_step
