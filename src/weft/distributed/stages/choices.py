@@ -76,9 +76,9 @@ def _call_and_go_back(module: Any, x: wf.Tensor, ct: wf.Tensor) -> Any:
     nothing of the way there, as that of a product.
     """
     if x.dtype.is_inexact:
-        result, pull = wf.vjp(_call_module, module, x)
+        result, pull = wf.vjp(_call_module, module, x)[:2]
     else:
-        result, pull = wf.vjp(lambda module: module(x), module)
+        result, pull = wf.vjp(lambda module: module(x), module)[:2]
     gradients = wf.tree.leaves(pull(ct))
     return [result, *[leaf for leaf in gradients if isinstance(leaf, wf.Tensor)]]
 
