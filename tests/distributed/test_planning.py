@@ -13,7 +13,7 @@ import weft as wf
 from weft import nn
 from weft.cli.application import main
 from weft.collectives import bound_groups
-from weft.distributed import Costs, plan, plan_pipeline
+from weft.distributed import Costs, measuring, plan, plan_pipeline
 from weft.distributed.engines.threads import run_threads
 from weft.distributed.stages.choices import ModuleWork, module_works, simulated_choice
 from weft.distributed.stages.order import pipeline_order
@@ -180,6 +180,23 @@ def test_a_plan_of_pipelines_cuts_by_work_and_refuses_what_does_not_fit() -> Non
         plan_pipeline(net, wf.ones((64, 32)), devices=7)
     memories = {c.state: c.simulated.memory for c in found.choices if c.pipeline["chunks"] == 1}
     assert memories["1f1b, 16 micro-batches"] < memories["gpipe, 16 micro-batches"]
+
+
+def test_a_process_that_loses_its_core_once_does_not_change_the_latency_of_a_link(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(measuring.time, "perf_counter", lambda: clock[0])
+    calls = []
+
+    def take_time(x: wf.Tensor) -> wf.Tensor:
+        calls.append(x)
+        clock[0] += 100.0 if len(calls) == 7 else 1.0
+        return x
+
+    wf.distributed.init()
+    assert measuring._seconds_of_sum(take_time, wf.ones(1), repeats=5) == 1.0
+    wf.distributed.shutdown()
 
 
 def test_the_way_back_of_a_product_is_two_products() -> None:
