@@ -93,7 +93,8 @@ class PartitionedJit(Jit):
     def scatter(self, *args: Any, **kwargs: Any) -> None:
         """Leave each process its part of the state that a call with these arguments updates.
 
-        Without processes all parts are here, and nothing changes.
+        Gradients that wait for more are cut with the value that they belong to. Without processes
+        all parts are here, and nothing changes.
         """
         if not self._has_groups():
             return
@@ -109,7 +110,8 @@ class PartitionedJit(Jit):
                 continue
             part = KeptPart(weakref.ref(handle), handle.type, placements)
             handle._value = cut_part(wrap(handle._value), placements, self._sizes)._value
-            handle._grad = None
+            if handle._grad is not None:
+                handle._grad = cut_part(handle._grad.detach(), placements, self._sizes)
             self._kept[id(handle)] = part
 
     def gather(self, *args: Any, **kwargs: Any) -> None:
@@ -119,7 +121,8 @@ class PartitionedJit(Jit):
             if part is not None:
                 local = wrap(handle._value)
                 handle._value = gather_whole(local, part.placements, self._sizes)._value
-                handle._grad = None
+                if handle._grad is not None:
+                    handle._grad = gather_whole(handle._grad.detach(), part.placements, self._sizes)
                 del self._kept[id(handle)]
 
     def _part_of(self, handle: Tensor | None) -> KeptPart | None:

@@ -17,7 +17,8 @@ from weft.compiler.graph_passes.channels_last_primitives import (
 )
 from weft.compiler.lowering.convolution_sizes import Sizes, sizes_of
 from weft.compiler.targets.cpu import target as cpu_target
-from weft.compiler.targets.cpu.convolution import plans, winograd, winograd_select
+from weft.compiler.targets.cpu.convolution import packing, plans, winograd, winograd_select
+from weft.compiler.targets.cpu.engine import call_kernel, compile_kernels
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.tiles import tile_of
 from weft.compiler.targets.cpu.runtime.program import Program
@@ -119,6 +120,31 @@ def test_all_sides_of_a_convolution_agree_with_the_reference(name: str) -> None:
         )
         assert found.dtype == np.float32
         assert error(found, primitive.reference(*wide, **params)) < 5e-6
+
+
+@pytest.mark.parametrize(
+    ("splits", "groups", "rows", "outputs"),
+    [(1, 1, 32, 48), (3, 1, 32, 48), (2, 2, 9, 32), (3, 2, 9, 5), (1, 2, 9, 32)],
+)
+def test_partial_sums_are_added_in_their_order_and_turned(
+    splits: int, groups: int, rows: int, outputs: int, rng: np.random.Generator
+) -> None:
+    partial = rng.normal(size=(splits, groups, rows, outputs)).astype(np.float32)
+    kernel = packing.sum_kernel(wf.float32, splits, groups, outputs, rows)
+    target = np.zeros((groups, outputs, rows), np.float32)
+    address = compile_kernels([kernel])[kernel.name]
+    call_kernel(address, [partial, target], [], 0, kernel.iterations({}))
+    total = partial[0]
+    for each in partial[1:]:
+        total = total + each
+    np.testing.assert_array_equal(target, total.transpose(0, 2, 1))
+
+
+def test_sums_of_several_parts_are_read_as_they_lie() -> None:
+    """The innermost loop goes over outputs, which lie one behind the other in each part."""
+    text = str(packing.sum_kernel(wf.float32, 8, 1, 512, 256))
+    assert "vector o < 16" in text
+    assert "vector r" not in text
 
 
 def test_one_image_is_shared_by_two_threads() -> None:

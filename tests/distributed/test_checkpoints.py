@@ -121,3 +121,115 @@ def test_split_parameters_are_written_and_read_in_parts(tmp_path: Path) -> None:
     alone = _load(tmp_path, None)[0]["0.weight"]
     for found in distributed.run_threads(read, 3):
         np.testing.assert_array_equal(found, alone)
+
+
+# --- pipelines ---
+
+
+def _row() -> Any:
+    """A row of modules with buffers, whose weights do not depend on the generator."""
+    nn, generator = wf.nn, np.random.default_rng(1)
+    model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+    with wf.no_grad():
+        for parameter in model.parameters():
+            values = generator.normal(size=parameter.shape).astype(np.float32)
+            parameter.copy_(wf.tensor(values))
+    return model
+
+
+def _pipeline(cut: list[int] | None, zero: int = 0, data_axis: str | None = "data") -> Any:
+    pipeline = distributed.Pipeline(_row(), wf.nn.functional.mse_loss, micro_batches=1, cut=cut)
+    optimizer = wf.optim.Adam(pipeline.parameters(), lr=0.1)
+    return pipeline, pipeline.share(optimizer, data_axis=data_axis, zero=zero)
+
+
+def _state_of_row(model: Any, parameters: Any, optimizer: Any) -> dict[str, np.ndarray]:
+    """Weights and buffers, and what is kept for parameters, by the model's names."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found = {name: value.detach().numpy().copy() for name, value in model.state_dict().items()}
+    kept = optimizer.state_dict()
+    for name, parameter in zip(optimizer.groups[0].names, parameters, strict=True):
+        for slot in optimizer.state[0]:
+            found[f"{names[id(parameter)]}.{slot}"] = kept[f"state.{name}.{slot}"].numpy().copy()
+    return {**found, "steps": kept["steps"].numpy().copy()}
+
+
+def _write_row(folder: Path, cut: list[int], zero: int) -> dict[str, np.ndarray]:
+    pipeline, optimizer = _pipeline(cut, zero)
+    x = wf.tensor(np.linspace(-1, 1, 40, dtype=np.float32).reshape(8, 5) ** 2)
+    for _ in range(2):
+        pipeline.step(x, x[:, :3])
+        optimizer.step()
+        optimizer.zero_grad()
+    checkpoints = distributed.ShardedCheckpoints(folder)
+    checkpoints.save(2, pipeline, optimizer, {"epoch": 1})
+    checkpoints.wait()
+    distributed.barrier()
+    pipeline.gather_weights()
+    return _state_of_row(pipeline.model, pipeline.parameters(), optimizer)
+
+
+def _read_row(folder: Path, cut: list[int], zero: int = 0) -> dict[str, np.ndarray]:
+    pipeline, optimizer = _pipeline(cut, zero)
+    facts = distributed.ShardedCheckpoints(folder).load(pipeline, optimizer)
+    assert facts is not None
+    pipeline.gather_weights()
+    return _state_of_row(pipeline.model, pipeline.parameters(), optimizer)
+
+
+def _read_row_alone(folder: Path) -> dict[str, np.ndarray]:
+    model = _row()
+    optimizer = wf.optim.Adam(model.parameters(), lr=0.1)
+    facts = distributed.ShardedCheckpoints(folder).load(model, optimizer)
+    assert facts is not None
+    assert (facts["step"], facts["epoch"]) == (2, 1)
+    return _state_of_row(model, list(model.parameters()), optimizer)
+
+
+@pytest.mark.parametrize("zero", [0, 2])
+def test_a_pipeline_writes_its_stages_and_any_other_reads_them(tmp_path: Path, zero: int) -> None:
+    """Two pipelines of two stages write; one process, another cut and other meshes read."""
+    mesh = {"data": 2, "stage": 2}
+    ranks = distributed.run_threads(lambda: _write_row(tmp_path, [1], zero), 4, mesh)
+    written = {name: array for rank in reversed(ranks) for name, array in rank.items()}
+    assert len(written) == 6 + 3 + 2 * 6 + 1  # weights, buffers, two moments each, steps
+    assert not np.array_equal(written["3.weight"], _row()[3].weight.detach().numpy())
+    alone = _read_row_alone(tmp_path)
+    assert sorted(alone) == sorted(written)
+    readers: list[tuple[int, dict[str, int], list[int], int]] = [
+        (2, {"data": 1, "stage": 2}, [3], 0),
+        (3, {"data": 1, "stage": 3}, [1, 3], 0),
+        (4, mesh, [3], 2 - zero),
+    ]
+    found = [alone]
+    for count, axes, cut, level in readers:
+        read = lambda cut=cut, level=level: _read_row(tmp_path, cut, level)  # noqa: E731
+        found += distributed.run_threads(read, count, axes)
+    for state in found:
+        for name, array in state.items():
+            np.testing.assert_array_equal(array, written[name], err_msg=name)
+
+
+def test_what_one_process_wrote_by_names_is_read_by_a_pipeline(tmp_path: Path) -> None:
+    model = _row()
+    optimizer = wf.optim.Adam(dict(model.named_parameters()), lr=0.1)
+    optimizer.minimize((model(wf.ones((4, 5))) ** 2).sum() + (model(wf.zeros((4, 5))) ** 2).sum())
+    written = _state_of_row(model, list(model.parameters()), optimizer)
+    for folder, kept in (
+        ("named", optimizer),
+        ("numbered", wf.optim.Adam(model.parameters(), lr=0.1)),
+    ):
+        checkpoints = distributed.ShardedCheckpoints(tmp_path / folder)
+        checkpoints.save(1, model, kept)
+        checkpoints.wait()
+
+    def read() -> dict[str, np.ndarray]:
+        pipeline, optimizer = _pipeline([1], data_axis=None)
+        with pytest.raises(CheckpointError, match=r"entry 'optimizer\.state\.\d\.\w+"):
+            distributed.ShardedCheckpoints(tmp_path / "numbered").load(pipeline, optimizer)
+        distributed.ShardedCheckpoints(tmp_path / "named").load(pipeline, optimizer)
+        return _state_of_row(pipeline.model, pipeline.parameters(), optimizer)
+
+    for state in distributed.run_threads(read, 2, {"stage": 2}):
+        for name, array in state.items():
+            np.testing.assert_array_equal(array, written[name], err_msg=name)

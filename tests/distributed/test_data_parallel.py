@@ -66,6 +66,49 @@ def test_two_processes_make_the_updates_of_the_whole_batch(
         np.testing.assert_allclose(one, whole, rtol=1e-5, atol=1e-6)
 
 
+def test_large_gradients_travel_alone_beside_a_bucket_of_small_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sharing, "BUCKET", 48)
+    monkeypatch.setattr(sharing, "ALONE", 40)
+    sizes = [3, 10, 4, 12, 5, 6]
+    tensors = [wf.zeros(size) for size in sizes]
+    assert list(sharing._buckets(tensors)) == [[1], [3], [0, 2, 4], [5]]
+
+    def run_rank(engine: ThreadEngine) -> list[list[float]]:
+        with bound_groups({"data": Group(engine, "data", Watch(engine.rank, 20.0))}):
+            weights = [wf.full((size,), float(size)).requires_grad_() for size in sizes]
+            optimizer = distributed.data_parallel(wf.optim.SGD(weights, lr=1.0), zero=1)
+            optimizer.minimize(sum((weight.sum() for weight in weights), wf.tensor(0.0)))
+            return [weight.tolist() for weight in weights]
+
+    assert run_threads(run_rank, 2) == [[[size - 1.0] * size for size in sizes]] * 2
+
+
+def test_the_update_itself_divides_the_sum_of_a_large_gradient() -> None:
+    """No launch stands between a sum and the update that reads it."""
+
+    def run_rank(engine: ThreadEngine) -> list[tuple[str, list[tuple[int, ...]]]]:
+        with bound_groups({"data": Group(engine, "data", Watch(engine.rank, 20.0))}):
+            weight = wf.ones((64, 64, 3, 3)).requires_grad_()
+            x = wf.full((64, 64, 3, 3), 1.0 + engine.rank)
+            optimizer = distributed.data_parallel(wf.optim.SGD([weight], lr=1.0, momentum=0.9))
+
+            @wf.jit
+            def step(weight: wf.Tensor, optimizer: Any, x: wf.Tensor) -> None:
+                optimizer.minimize((weight * x).sum())
+
+            step(weight, optimizer, x)
+            assert weight[0, 0, 0].tolist() == [-0.5] * 3
+            launches = step.explain(weight, optimizer, x).plan.launches
+            return [(each.name, [value.type.shape for value in each.writes]) for each in launches]
+
+    launches, _ = run_threads(run_rank, 2)
+    place = next(i for i, (name, _) in enumerate(launches) if name == "all_reduce_sum")
+    written = [[shape for shape in shapes if shape] for _, shapes in launches[place + 1 :]]
+    assert [shapes for shapes in written if shapes] == [[(64, 64, 3, 3)] * 2]
+
+
 def test_the_state_of_a_split_optimizer_is_a_part_of_each_parameter() -> None:
     def run_rank(engine: ThreadEngine) -> list[tuple[int, ...]]:
         with bound_groups({"data": Group(engine, "data", Watch(engine.rank, 20.0))}):

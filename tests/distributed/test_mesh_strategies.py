@@ -55,6 +55,28 @@ def alone() -> np.ndarray:
     return _fit(None)[0]
 
 
+@pytest.mark.slow
+def test_state_that_is_gathered_between_batches_of_an_update_keeps_the_gradient_that_waits() -> (
+    None
+):
+    """Weights and moments are read after every batch, of which three make an update."""
+
+    class Save(wf.train.Callback):
+        def on_step_end(self, trainer: Any) -> None:
+            trainer.strategy.model_state(trainer.model)
+            if trainer.batches % 2:
+                trainer.strategy.optimizer_state(trainer.optimizer)
+
+    expected, _ = _fit(None, accumulate=3)
+
+    def run_rank() -> np.ndarray:
+        strategy = wf.train.MeshStrategy(PLAN, model=2)
+        return _fit(strategy, accumulate=3, callbacks=[Save()])[0]
+
+    for measured in distributed.run_threads(run_rank, 2):
+        np.testing.assert_allclose(measured, expected, rtol=1e-5)
+
+
 MESHES: list[dict[str, int]] = [{"model": 2}, {"data": 2, "model": 2}]
 
 
@@ -172,20 +194,84 @@ def test_the_automatic_strategy_is_the_fastest_plan_and_trains_as_one_process(
         assert (type(strategy).__name__, str(strategy.plan.best.mesh)) == (kind, mesh)
 
 
-def test_the_automatic_strategy_says_why_others_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_rank() -> str:
-        net, stream = _model(), io.StringIO()
-        trainer = wf.train.Trainer(
-            net, "mse_loss", wf.optim.AdamW(net.parameters()), strategy="auto", progress=False,
-            callbacks=[wf.train.Progress(stream)],
-        )  # fmt: skip
-        trainer.fit((X[:16], Y[:16]), batch_size=16)
-        return stream.getvalue()
+def _shown(model: Any = None, **settings: Any) -> tuple[Any, str]:
+    """The strategy that "auto" has become, and what the progress of two processes shows."""
+    net, stream = model or _model(), io.StringIO()
+    rule = settings.pop("rule", wf.optim.AdamW)
+    settings.setdefault("strategy", "auto")
+    trainer = wf.train.Trainer(
+        net, "mse_loss", rule(net.parameters(), lr=0.01), progress=False,
+        callbacks=[wf.train.Progress(stream)], **settings,
+    )  # fmt: skip
+    trainer.fit((X[:16], Y[:16]), batch_size=16)
+    return trainer.strategy, stream.getvalue()
 
-    first, second = distributed.run_threads(run_rank, 2)
-    assert "chosen" in first.splitlines()[1]
-    assert "of the time" in first.splitlines()[2]
+
+def test_the_automatic_strategy_says_what_was_chosen_and_why_others_lost() -> None:
+    (_, first), (_, second) = distributed.run_threads(_shown, 2)
+    line, _, chosen, other = first.splitlines()[:4]
+    assert line.startswith("strategy auto: Mesh(data=1, model=2), replicated, planned to take")
+    assert "; the next best is Mesh(" in line
+    assert "chosen" in chosen
+    assert "of the time" in other
     assert second == ""
+
+
+class _Wrapped(nn.Module):
+    """A model that is no row of modules."""
+
+    def __init__(self) -> None:
+        self.net = _model()
+
+    def forward(self, x: wf.Tensor) -> wf.Tensor:
+        y: wf.Tensor = self.net(x)
+        return y
+
+
+REFUSED = [
+    ({"compile": False}, "but: the step is not compiled"),
+    ({"ema": 0.9}, "but: the average of the weights is kept whole"),
+    (
+        {"rule": wf.optim.Adafactor, "costs": FREE_LINKS, "compile": False},
+        "but: Adafactor looks at whole parameters",
+    ),
+    ({"model": _Wrapped}, "; no pipelines, because the model is no Sequential of several modules"),
+    ({"memory": 8000}, "but: needs 1."),
+    ({"recover": True}, "auto: data, because recover=True needs all state in each process"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("settings", "said"), REFUSED, ids=[said for _, said in REFUSED])
+def test_what_is_faster_but_cannot_be_run_is_said_and_the_best_that_can_is_run(
+    settings: dict[str, Any], said: str
+) -> None:
+    given = dict(settings)
+    limits = {name: given.pop(name) for name in ("costs", "memory") if name in given}
+    model = given.pop("model", _model)
+
+    def run_rank() -> tuple[Any, str]:
+        if limits:
+            return _shown(model(), strategy=wf.train.AutoStrategy(**limits), **given)
+        return _shown(model(), **given)
+
+    count = 1 if "recover" in given else 2  # groups of threads are not rebuilt
+    for strategy, _ in distributed.run_threads(run_rank, count):
+        assert said in strategy.chosen
+        assert "\n" not in strategy.chosen
+
+
+def test_divided_experts_stay_divided_with_the_automatic_strategy() -> None:
+    def run_rank() -> str:
+        experts = nn.MixtureOfExperts(8, 4, experts=2)
+        net = nn.Sequential(nn.Linear(8, 8), distributed.shard_experts(experts))
+        optimizer = wf.optim.SGD(net.parameters(), lr=0.01)
+        trainer = wf.train.Trainer(net, "mse_loss", optimizer, strategy="auto", progress=False)
+        trainer.fit((X[:16], X[:16]), batch_size=16)
+        return str(trainer.strategy.chosen)
+
+    expected = "strategy auto: data, because experts are divided already"
+    assert distributed.run_threads(run_rank, 2) == [expected] * 2
 
 
 def test_no_plan_fits_too_little_memory_on_any_process(monkeypatch: pytest.MonkeyPatch) -> None:

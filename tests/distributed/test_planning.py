@@ -13,8 +13,9 @@ import weft as wf
 from weft import nn
 from weft.cli.application import main
 from weft.collectives import bound_groups
-from weft.distributed import Costs, plan, plan_pipeline
+from weft.distributed import Costs, measuring, plan, plan_pipeline
 from weft.distributed.engines.threads import run_threads
+from weft.distributed.stages.choices import ModuleWork, module_works, simulated_choice
 from weft.distributed.stages.order import pipeline_order
 from weft.distributed.stages.timeline import simulate_pipeline
 from weft.sharding import simulate_step
@@ -179,6 +180,45 @@ def test_a_plan_of_pipelines_cuts_by_work_and_refuses_what_does_not_fit() -> Non
         plan_pipeline(net, wf.ones((64, 32)), devices=7)
     memories = {c.state: c.simulated.memory for c in found.choices if c.pipeline["chunks"] == 1}
     assert memories["1f1b, 16 micro-batches"] < memories["gpipe, 16 micro-batches"]
+
+
+def test_a_process_that_loses_its_core_once_does_not_change_the_latency_of_a_link(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(measuring.time, "perf_counter", lambda: clock[0])
+    calls = []
+
+    def take_time(x: wf.Tensor) -> wf.Tensor:
+        calls.append(x)
+        clock[0] += 100.0 if len(calls) == 7 else 1.0
+        return x
+
+    wf.distributed.init()
+    assert measuring._seconds_of_sum(take_time, wf.ones(1), repeats=5) == 1.0
+    wf.distributed.shutdown()
+
+
+def test_the_way_back_of_a_product_is_two_products() -> None:
+    """Its derivative does not read its result, whose work is then not part of the way back."""
+    work = Costs(flops=1e9, memory=1e15, overhead=1e-6)
+    layers = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 32))
+    for each in module_works(list(layers), wf.ones((16, 64)), work):
+        assert each.backward == pytest.approx(2 * each.forward, rel=1e-3)
+
+
+def test_gradients_of_later_micro_batches_take_the_time_to_add_them() -> None:
+    links = Costs(bandwidth=1e15, latency=0.0, memory=1e6)
+    works = [ModuleWork(1.0, 2.0, 1000, 0, 0), ModuleWork(1.0, 2.0, 0, 0, 0)]
+
+    def seconds(micro_batches: int) -> float:
+        settings = (2, 1, micro_batches, "gpipe", 1)
+        return float(simulated_choice(works, *settings, links).simulated.seconds)
+
+    update = 7 * 1000 / links.memory
+    for count in (1, 2, 4):
+        adding = 3 * (count - 1) * 1000 / links.memory  # two reads and a write of each element
+        assert seconds(count) == pytest.approx(3.0 * (count + 1) + adding + update, rel=1e-9)
 
 
 def test_recomputation_is_chosen_where_memory_asks_for_it_and_not_before() -> None:

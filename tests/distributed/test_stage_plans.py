@@ -286,12 +286,14 @@ def test_what_cannot_be_divided_is_refused(tmp_path: Path) -> None:
         with pytest.raises(wf.UnsupportedError, match=r"axis of batches \(ZeRO 3\)"):
             pipeline.share(wf.optim.AdamW(pipeline.parameters()), zero=3)
         files = distributed.ShardedCheckpoints(tmp_path)
-        with pytest.raises(wf.UnsupportedError, match="shards of files"):
+        with pytest.raises(wf.UnsupportedError, match="of a pipeline has other tensors"):
             files.save(1, pipeline.stages[pipeline.rank])
         optimizer = pipeline.share(wf.optim.AdamW(pipeline.parameters()))
         pipeline.gather_weights()
-        with pytest.raises(wf.UnsupportedError, match="shards of files"):
+        with pytest.raises(wf.UnsupportedError, match="of a pipeline has other tensors"):
             files.save(1, pipeline.stages[pipeline.rank], optimizer)
+        with pytest.raises(wf.UnsupportedError, match="parts of them along a model axis"):
+            files.save(1, pipeline, optimizer)
 
     distributed.run_threads(run_rank, 4, MESH)
 

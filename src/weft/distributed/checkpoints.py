@@ -9,6 +9,9 @@ process waits for the files of all others, and then renames the folder, which is
 checkpoint is complete or not there at all. Parts are of the flat elements, so that reading joins
 them whatever the number of files. Files and manifest have checksums, as in `train.checkpoints`.
 
+A `Pipeline` may stand in the model's place: the processes that hold a stage write its tensors,
+under the model's own names, so that one process, or any other pipeline, reads them.
+
 >>> import tempfile
 >>> import weft as wf
 >>> model = wf.nn.Linear(2, 1)
@@ -27,15 +30,22 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import weft as wf
-from weft.distributed.parameters import is_part, is_tensor_part, part_of, whole_shape
-from weft.distributed.process_group import is_initialized, world
+from weft.distributed.parameters import (
+    is_part,
+    is_tensor_part,
+    part_of,
+    state_handles,
+    whole_shape,
+)
+from weft.distributed.process_group import gather_objects, is_initialized, world
+from weft.distributed.stages.pipeline import Pipeline
 from weft.optim.states import named_tensors, parameters_of_slots
 from weft.train.checkpoints import (
     FORMAT,
@@ -55,6 +65,10 @@ __all__ = ["ShardedCheckpoints"]
 Array = np.ndarray[Any, Any]
 
 
+Writer = tuple[int, int]
+"""Which of the processes that write a tensor this one is, and how many they are."""
+
+
 class _Entry(NamedTuple):
     """One tensor of a checkpoint: its name, its handle, and the shape of the whole."""
 
@@ -63,6 +77,10 @@ class _Entry(NamedTuple):
     shape: tuple[int, ...]
     is_part: bool
     """Whether the handle holds this process's part alone."""
+    writer: Writer | None
+    """None where processes with another stage write it."""
+    other_name: str = ""
+    """The name that a pipeline would have given it, by the model's name of its parameter."""
 
 
 class ShardedCheckpoints:
@@ -85,15 +103,18 @@ class ShardedCheckpoints:
     def save(
         self, step: int, model: Any, optimizer: Any = None, facts: Mapping[str, Any] | None = None
     ) -> None:
-        """Write a checkpoint of this step beside what follows; the one before is waited for."""
+        """Write a checkpoint of this step beside what follows; the one before is waited for.
+
+        model: a module, or the `Pipeline` that trains one.
+        """
         self.wait()
         rank, size = _place()
-        entries = list(_entries(model, optimizer))
-        parts = {entry.name: _own_part(entry, rank, size) for entry in entries}
+        entries = [entry for entry in _entries(model, optimizer) if entry.writer is not None]
+        parts = {entry.name: _own_part(entry) for entry in entries}
         shapes = {entry.name: list(entry.shape) for entry in entries}
-        noted = {"step": step, "shards": size, "shapes": shapes, **(facts or {})}
+        noted = {"step": step, "shards": size, **(facts or {})}
         self._writer = threading.Thread(
-            target=self._write, args=(step, rank, size, parts, noted), daemon=False
+            target=self._write, args=(step, rank, size, parts, shapes, noted), daemon=False
         )
         self._writer.start()
 
@@ -127,15 +148,17 @@ class ShardedCheckpoints:
         return manifest
 
     def _write(
-        self, step: int, rank: int, size: int, parts: Mapping[str, Array], noted: dict[str, Any]
-    ) -> None:
+        self, step: int, rank: int, size: int, parts: Mapping[str, Array],
+        shapes: Mapping[str, list[int]], noted: dict[str, Any],
+    ) -> None:  # fmt: skip
         try:
             unfinished = self.path / f"{WRITING}step-{step:08d}"
             unfinished.mkdir(parents=True, exist_ok=True)
             name = f"shard-{rank:05d}.safetensors"
             held = {key: wf.tensor(part) for key, part in parts.items() if part.size}
             description = write_file(unfinished / name, held)
-            _write_note(unfinished / f"{name}.json", {name: description})
+            note = {"files": {name: description}, "shapes": shapes}
+            _write_note(unfinished / f"{name}.json", note)
             if rank == 0:
                 self._finish(unfinished, step, size, noted)
         except BaseException as error:  # raised by `wait`, in the thread that saves
@@ -157,11 +180,14 @@ class ShardedCheckpoints:
                 )
             time.sleep(0.01)
         files: dict[str, Any] = {}
-        for note in notes:
-            files |= json.loads(note.read_text(encoding="utf-8"))
-            note.unlink()
+        shapes: dict[str, Any] = {}
+        for path in notes:
+            note = json.loads(path.read_text(encoding="utf-8"))
+            files |= note["files"]
+            shapes |= note["shapes"]
+            path.unlink()
         facts = {"format": FORMAT, "weft": wf.__version__, "kind": "step", **noted}
-        write_manifest(unfinished / MANIFEST, {**facts, "files": files})
+        write_manifest(unfinished / MANIFEST, {**facts, "shapes": shapes, "files": files})
         sync_path(unfinished)
         final = self.path / f"step-{step:08d}"
         shutil.rmtree(final, ignore_errors=True)
@@ -177,37 +203,71 @@ def _place() -> tuple[int, int]:
 
 def _entries(model: Any, optimizer: Any) -> Iterator[_Entry]:
     """All tensors that training goes on from."""
+    stages = model if isinstance(model, Pipeline) else None
     has_stages = optimizer is not None and getattr(optimizer.sharing, "stage_axis", None)
-    if has_stages or any(is_tensor_part(parameter) for parameter in model.parameters()):
-        raise _no_stages()
-    handles = {**dict(model.named_buffers()), **dict(model.named_parameters())}
-    for name in model.state_dict():
-        handle = handles[name]
-        yield _Entry(f"model.{name}", handle, whole_shape(handle), is_part(handle))
+    _check_stages(model, bool(has_stages), stages)
+    writes = _writer_of_stages(stages) if stages is not None else (lambda handle: _place())
+    handles = state_handles(model if stages is None else stages.model)
+    for name, handle in handles.items():
+        shape, part = whole_shape(handle), is_part(handle)
+        yield _Entry(f"model.{name}", handle, shape, part, writes(handle))
     if optimizer is None:
         return
     is_split = optimizer.sharing is not None and optimizer.sharing.has_parts
     parameters = parameters_of_slots(optimizer)
+    names = {id(handle): name for name, handle in handles.items()}
     for name, handle in named_tensors(optimizer):
         parameter = parameters.get(name)
         of_part = parameter is not None and (is_split or is_part(parameter))
         like = parameter if of_part and parameter is not None else handle
-        yield _Entry(f"optimizer.{name}", handle, whole_shape(like), of_part)
+        own, other = f"optimizer.{name}", ""
+        if parameter is not None:
+            other = f"optimizer.state.{names.get(id(parameter))}.{name.rpartition('.')[2]}"
+        if stages is not None and other:
+            own = other
+        yield _Entry(own, handle, whole_shape(like), of_part, writes(parameter), other)
 
 
-def _no_stages() -> wf.UnsupportedError:
-    return wf.UnsupportedError(
+def _writer_of_stages(pipeline: Pipeline) -> Callable[[wf.Tensor | None], Writer | None]:
+    """For each tensor of a pipeline, or for None what all stages have, who writes it.
+
+    The processes that hold a stage have increasing ranks along the axis of batches, as parts of
+    an optimiser's state do.
+    """
+    rank, _ = _place()
+    held = gather_objects(pipeline.rank)
+    beside = [other for other, stage in enumerate(held) if stage == pipeline.rank]
+    own = (beside.index(rank), len(beside))
+    owners = {id(handle): process for handle, process in pipeline.owners}
+
+    def writer(handle: wf.Tensor | None) -> Writer | None:
+        process = 0 if handle is None else owners[id(handle)]
+        return own if process == pipeline.rank else None
+
+    return writer
+
+
+def _check_stages(model: Any, has_stages: bool, stages: Pipeline | None) -> None:
+    """Refuse parts along a model axis, and a model without the pipeline that holds its stages."""
+    if stages is not None:
+        if stages.tensor_parallel is None:
+            return
+    elif not has_stages and not any(is_tensor_part(p) for p in model.parameters()):
+        return
+    raise wf.UnsupportedError(
         "distributed.ShardedCheckpoints",
-        "each process of a pipeline has other tensors, and shards of files are parts of the same",
-        expected="whole tensors on all processes, or parts along the axis of batches",
-        got={"optimizer": "of stages"},
-        fix="Trainer(strategy=PipelineStrategy(...), checkpoint_folder=...); or "
-        "pipeline.gather_weights() and wf.save of the model's state on one process",
+        "each process of a pipeline has other tensors, or parts of them along a model axis",
+        expected="the pipeline itself, without a plan, in place of its model",
+        got={"plan": stages is not None, "optimizer of stages": has_stages},
+        fix="checkpoints.save(step, pipeline, optimizer); with a plan "
+        "Trainer(strategy=PipelineStrategy(...), checkpoint_folder=...)",
     )
 
 
-def _own_part(entry: _Entry, rank: int, size: int) -> Array:
+def _own_part(entry: _Entry) -> Array:
     """A copy of this process's part of a tensor's flat elements."""
+    assert entry.writer is not None
+    rank, size = entry.writer
     count = int(np.prod(entry.shape, dtype=np.int64))
     each = -(-count // size)
     begin, end = min(rank * each, count), min((rank + 1) * each, count)
@@ -219,8 +279,10 @@ def _join_parts(
     path: Path, entry: _Entry, manifest: Mapping[str, Any], files: list[dict[str, wf.Tensor]]
 ) -> wf.Tensor:
     """A whole tensor, from the parts in all files."""
-    shape = manifest.get("shapes", {}).get(entry.name)
-    parts = [file[entry.name] for file in files if entry.name in file]
+    shapes = manifest.get("shapes", {})
+    name = entry.other_name if entry.name not in shapes and entry.other_name else entry.name
+    shape = shapes.get(name)
+    parts = [file[name] for file in files if name in file]
     found = sum(int(part.size) for part in parts)
     fits = shape == list(entry.shape) and found == np.prod(entry.shape, dtype=np.int64)
     if not fits or any(part.dtype != entry.handle.dtype for part in parts):

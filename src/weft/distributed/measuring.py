@@ -33,6 +33,8 @@ __all__ = ["fit_line", "main", "measure_costs", "read_costs"]
 
 SUMS = (1 << 8, 1 << 12, 1 << 16, 1 << 20, 1 << 22)
 """Bytes of the sums that a link is measured by."""
+COLLECTIVES = 4
+"""How many collectives, one after the other, are one repetition."""
 STRETCH = 0.1
 """Seconds of work in one stretch: longer than a turn on a core that is shared."""
 PRODUCT, ELEMENTS = 384, 1 << 21
@@ -69,14 +71,22 @@ def _measure_work(repeats: int) -> tuple[float, float, float]:
     return flops, 8 * ELEMENTS / max(copied - start, 1e-9), start
 
 
-def _seconds_of_sum(function: Callable[[wf.Tensor], wf.Tensor], x: wf.Tensor, count: int) -> float:
-    """The time of a collective, of so many one after the other."""
+def _seconds_of_sum(
+    function: Callable[[wf.Tensor], wf.Tensor], x: wf.Tensor, repeats: int
+) -> float:
+    """The time of a collective, of several one after the other.
+
+    The median of repetitions: one in which a process lost its core counts as one.
+    """
     function(x).numpy()
-    world().barrier()
-    begin = time.perf_counter()
-    for _ in range(count):
-        function(x).numpy()
-    return (time.perf_counter() - begin) / count
+    spans = []
+    for _ in range(repeats):
+        world().barrier()
+        begin = time.perf_counter()
+        for _ in range(COLLECTIVES):
+            function(x).numpy()
+        spans.append((time.perf_counter() - begin) / COLLECTIVES)
+    return statistics.median(spans)
 
 
 def _measure_link(mesh_axis: str, repeats: int) -> tuple[float, float]:
@@ -87,7 +97,7 @@ def _measure_link(mesh_axis: str, repeats: int) -> tuple[float, float]:
     compiled = wf.jit(lambda x: all_reduce(x, mesh_axis))
     points = []
     for count in SUMS:
-        seconds = _seconds_of_sum(compiled, wf.ones((count // 4,)), 3 * repeats)
+        seconds = _seconds_of_sum(compiled, wf.ones((count // 4,)), repeats)
         points.append((2 * (size - 1) / size * count, seconds))
     latency = min(seconds for _, seconds in points[:2])
     _, bandwidth = fit_line(points)

@@ -24,7 +24,8 @@ from weft.nn.layout import PARAMETER, lay_out, put_together
 __all__ = [
     "Part", "ShardedModule", "forget_part", "gather_part", "gather_value", "is_of_experts",
     "is_part", "is_tensor_part", "load_whole_state", "note_tensor_part", "own_value", "part_facts",
-    "part_of", "shard_experts", "shard_model", "shard_parameters", "whole_shape", "whole_state",
+    "part_of", "shard_experts", "shard_model", "shard_parameters", "state_handles", "whole_shape",
+    "whole_state",
 ]  # fmt: skip
 
 
@@ -296,6 +297,18 @@ def _with_blocks(model: Any, replaced: Mapping[int, Any]) -> Any:
         return new
 
     return replaced[id(model)] if id(model) in replaced else copy_module(model)
+
+
+def state_handles(model: Any) -> dict[str, wf.Tensor]:
+    """The parameters and buffers in a state, by name: of a module, or of a list of them."""
+    is_module = hasattr(model, "state_dict")
+    parts = {"": model} if is_module else {f"{place}.": part for place, part in enumerate(model)}
+    found: dict[str, wf.Tensor] = {}
+    for start, part in parts.items():
+        if hasattr(part, "state_dict"):
+            handles = {**dict(part.named_buffers()), **dict(part.named_parameters())}
+            found |= {f"{start}{name}": handles[name] for name in part.state_dict()}
+    return found
 
 
 def whole_state(model: Any) -> dict[str, wf.Tensor]:

@@ -36,7 +36,9 @@ __all__ = [
 ]  # fmt: skip
 
 BUCKET = 1 << 22
-"""Bytes of gradients that travel together; a larger gradient travels alone."""
+"""Bytes of gradients that travel together."""
+ALONE = 1 << 20
+"""Bytes from which a gradient travels alone, and is copied into no bucket and out of none."""
 
 Gradients = list[wf.Tensor | None]
 
@@ -248,18 +250,14 @@ class GradientSharing:
         """The tensors whose parts these are, gathered from all processes in buckets."""
         if not self.has_parts:
             return list(parts)
-        results: list[wf.Tensor] = []
-        pending = list(zip(parts, like, strict=True))
-        for bucket in _buckets([part for part, _ in pending]):
-            chosen = [pending[i] for i in bucket]
-            joined = wf.concat([part for part, _ in chosen])[None]
+        results = list(parts)
+        for bucket in _buckets(parts):
+            joined = _flat([parts[place] for place in bucket])[None]
             rows = all_gather(joined, self.mesh_axis)  # [process, elements of all parts]
-            results += [
-                columns.reshape(-1)[: target.size].reshape(target.shape)
-                for columns, (_, target) in zip(
-                    _columns(rows, [int(part.size) for part, _ in chosen]), chosen, strict=True
-                )
-            ]
+            widths = [int(parts[place].size) for place in bucket]
+            for place, columns in zip(bucket, _columns(rows, widths), strict=True):
+                target = like[place]
+                results[place] = columns.reshape(-1)[: target.size].reshape(target.shape)
         return results
 
     def whole_state(self, value: wf.Tensor, parameter: wf.Tensor) -> wf.Tensor:
@@ -337,14 +335,10 @@ class GradientSharing:
         return filled.reshape(size, columns)
 
     def _mean_bucket(self, gradients: Sequence[wf.Tensor]) -> list[wf.Tensor]:
-        joined = _flat(gradients)
-        mean = all_reduce(joined, self.mesh_axis) / self.size
-        return [
-            columns.reshape(g.shape)
-            for columns, g in zip(
-                _columns(mean[None], [int(g.size) for g in gradients]), gradients, strict=True
-            )
-        ]
+        total = all_reduce(_flat(gradients), self.mesh_axis)
+        parts = _columns(total[None], [int(g.size) for g in gradients])
+        # Divided in its own shape, a gradient is read once, by the update that divides it.
+        return [part.reshape(g.shape) / self.size for part, g in zip(parts, gradients, strict=True)]
 
     def _scatter_bucket(self, gradients: Sequence[wf.Tensor]) -> list[wf.Tensor]:
         rows = [self._padded_rows(g) for g in gradients]
@@ -380,11 +374,17 @@ def _in_buckets(
 
 
 def _buckets(tensors: Sequence[Any]) -> Iterator[list[int]]:
-    """Positions of tensors that travel together: neighbours of one dtype, up to `BUCKET` bytes."""
+    """Positions of tensors that travel together: of one dtype, up to `BUCKET` bytes.
+
+    Those of `ALONE` bytes and more travel by themselves; a bucket is filled beside them.
+    """
     bucket: list[int] = []
     filled = 0
     for position, tensor in enumerate(tensors):
         size = int(tensor.size) * tensor.dtype.itemsize
+        if size >= min(ALONE, BUCKET):
+            yield [position]
+            continue
         if bucket and (filled + size > BUCKET or tensor.dtype != tensors[bucket[0]].dtype):
             yield bucket
             bucket, filled = [], 0

@@ -3,8 +3,9 @@
 The step of the trainer is planned as `weft plan` does: every mesh of data x model, with state that
 is replicated or divided, and for a row of modules every pipeline, with its cut, schedule,
 micro-batches and recomputation. Each is simulated; the fastest that fits the memory of a process
-and that the trainer can run is taken. Costs are given, not measured, so that the choice, and with
-it the bits of a training, do not depend on the time of day.
+and that the trainer can run is taken, and a line says which, and what was faster but cannot be run.
+Costs are given, not measured, so that the choice, and with it the bits of a training, do not depend
+on the time of day.
 
 >>> import weft as wf
 >>> wf.random.seed(0)
@@ -15,6 +16,8 @@ it the bits of a training, do not depend on the time of day.
 >>> history = trainer.fit((wf.ones((8, 3)), wf.ones((8, 1))), batch_size=4)
 >>> trainer.strategy.plan.best.mesh, trainer.strategy.plan.best.state
 (Mesh(data=1, model=1), 'replicated')
+>>> trainer.strategy.chosen.split(",")[0]
+'strategy auto: Mesh(data=1'
 >>> wf.distributed.shutdown()
 """
 
@@ -22,10 +25,10 @@ from __future__ import annotations
 
 import os
 import socket
-from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import weft as wf
+from weft.distributed.parameters import is_part
 from weft.distributed.planning import Choice, Plan
 from weft.sharding import Costs, parse_bytes
 from weft.train import batches
@@ -56,17 +59,23 @@ class AutoStrategy(WholeStrategy):
 
     def begin_fit(self, trainer: Any, loader: Any) -> Any:
         """See `Strategy`: choose, and go on as the one that was chosen."""
+        if any(is_part(parameter) for parameter in trainer.model.parameters()):
+            return self._go_on(trainer, loader, _data_because("experts are divided already"))
         memory = int(memory_of_process()) if self._memory is None else self._memory
-        choices = self.write_once(lambda: self._look(trainer, loader, memory))
-        found = Plan(_no_step, choices, parse_bytes("train.Trainer", memory))
+        searched = self.write_once(lambda: self._look(trainer, loader, memory))
+        found = Plan(_no_step, searched.choices, parse_bytes("train.Trainer", memory))
         strategy = strategy_of(found.best)
-        strategy.plan = found
+        strategy.plan, strategy.chosen = found, text_of_choice(found, searched)
+        return self._go_on(trainer, loader, strategy)
+
+    def _go_on(self, trainer: Any, loader: Any, strategy: Strategy) -> Any:
+        """Put a strategy in this one's place; the loader to read from."""
         trainer.strategy = strategy
         strategy.share_trainer(trainer)
         return strategy.begin_fit(trainer, loader)
 
-    def _look(self, trainer: Any, loader: Any, memory: Any) -> list[Choice]:
-        """All choices that the trainer can run, for the loader's first batch."""
+    def _look(self, trainer: Any, loader: Any, memory: Any) -> Searched:
+        """All choices for the loader's first batch."""
         place = loader.position if hasattr(loader, "position") else None
         batch = batches.as_batch(next(iter(loader)))
         if place is not None:
@@ -80,8 +89,17 @@ def _no_step(*_: Any) -> None:
     """The trainer runs the step, and not its plan."""
 
 
-def choices_of(trainer: Any, batch: Any, devices: int, memory: Any, costs: Any) -> list[Choice]:
-    """The ways to train on a batch that the trainer can run on so many devices, each simulated."""
+class Searched(NamedTuple):
+    """The choices that the trainer can run, and those that it cannot, each with the reason."""
+
+    choices: list[Choice]
+    refused: list[tuple[Choice, str]]
+    without_stages: str | None
+    """Why there are no pipelines among them, where there are none."""
+
+
+def choices_of(trainer: Any, batch: Any, devices: int, memory: Any, costs: Any) -> Searched:
+    """The ways to train on a batch on so many devices, each simulated."""
     one = wf.tensor(1.0)
 
     def step(batch: Any, model: Any, optimizer: Any, ema: Any, loss: Any, teacher: Any) -> Any:
@@ -91,32 +109,79 @@ def choices_of(trainer: Any, batch: Any, devices: int, memory: Any, costs: Any) 
     found = wf.distributed.plan(
         step, batch, *trainer.called_state(), devices=devices, memory=memory, costs=costs
     )
-    choices = [choice for choice in found.choices if _is_possible(choice, trainer)]
-    if devices > 1 and _has_stages(trainer, batch):
-        with suppress(wf.ArgumentError):  # rows, or modules, do not divide
-            more = wf.distributed.plan_pipeline(
+    pairs = [(choice, _reason_against(choice, trainer)) for choice in found.choices]
+    choices = [choice for choice, reason in pairs if reason is None]
+    refused = [(choice, reason) for choice, reason in pairs if reason is not None]
+    without_stages = _reason_against_stages(trainer, batch) if devices > 1 else None
+    if devices > 1 and without_stages is None:
+        try:
+            choices += wf.distributed.plan_pipeline(
                 trainer.model, batch[0], devices=devices, memory=memory, costs=costs
-            )
-            choices += more.choices
-    return choices
+            ).choices
+        except wf.ArgumentError as error:  # rows, or modules, do not divide
+            without_stages = error.problem
+    return Searched(choices, refused, without_stages)
 
 
-def _is_possible(choice: Choice, trainer: Any) -> bool:
-    """Whether the trainer can run a choice of one program."""
+def _reason_against(choice: Choice, trainer: Any) -> str | None:
+    """Why the trainer cannot run a choice of one program; None where it can."""
     optimizer = trainer.optimizer
-    if choice.mesh.axes["model"] > 1:
-        return bool(trainer.train_programs.compiled)
-    return choice.state == "replicated" or (optimizer.rowwise and optimizer.waiting is None)
+    if choice.mesh.axes["model"] > 1 and not trainer.train_programs.compiled:
+        return "the step is not compiled"
+    is_whole = choice.mesh.axes["model"] == 1 and choice.state != "all divided"
+    if trainer.ema is not None and not is_whole:
+        return "the average of the weights is kept whole"
+    if choice.mesh.axes["model"] > 1 or choice.state == "replicated":
+        return None
+    if not optimizer.rowwise:
+        return f"{type(optimizer).__name__} looks at whole parameters"
+    return None if optimizer.waiting is None else "the optimiser accumulates by itself"
 
 
-def _has_stages(trainer: Any, batch: Any) -> bool:
-    """Whether the trainer can run the model as a pipeline; see `PipelineStrategy`."""
-    is_row = isinstance(trainer.model, wf.nn.Sequential) and len(trainer.model) > 1
+def _reason_against_stages(trainer: Any, batch: Any) -> str | None:
+    """Why the trainer cannot run the model as a pipeline; see `PipelineStrategy`."""
     is_pair = isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[0], wf.Tensor)
-    is_plain = type(trainer).objective is wf.train.Trainer.objective
-    learned = hasattr(trainer.loss_function, "named_parameters")
-    is_alone = trainer.distillation is None and trainer.optimizer.waiting is None
-    return is_row and is_pair and is_plain and is_alone and not learned
+    has_own_objective = type(trainer).objective is not wf.train.Trainer.objective
+    reasons = {
+        "the model is no Sequential of several modules": not isinstance(
+            trainer.model, wf.nn.Sequential
+        )
+        or len(trainer.model) < 2,
+        "batches are no pairs of a tensor and a target": not is_pair,
+        "the trainer has an objective of its own": has_own_objective,
+        "the loss has parameters": hasattr(trainer.loss_function, "named_parameters"),
+        "a teacher is asked": trainer.distillation is not None,
+        "the optimiser accumulates by itself": trainer.optimizer.waiting is not None,
+        "the average of the weights is kept whole": trainer.ema is not None,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def text_of_choice(found: Plan, searched: Searched) -> str:
+    """One line: what was chosen, what is next, and what would be faster but cannot be run."""
+    best = found.best
+    seconds = max(best.simulated.seconds, 1e-12)
+    parts = [f"strategy auto: {_name(best)}, planned to take {seconds * 1e3:.3g} ms a step"]
+    fitting = [each for each in found.choices[1:] if each.verdict.startswith("takes")]
+    if fitting:
+        parts.append(f"the next best is {_name(fitting[0])}, which {fitting[0].verdict}")
+    lost = [(each, each.verdict) for each in found.choices if each.verdict.startswith("needs")]
+    lost += searched.refused
+    faster = sorted(
+        (each for each in lost if each[0].simulated.seconds < seconds),
+        key=lambda each: each[0].simulated.seconds,
+    )
+    if faster:
+        choice, reason = faster[0]
+        share = choice.simulated.seconds / seconds
+        parts.append(f"{_name(choice)} would take {share:.2f} of the time, but: {reason}")
+    if searched.without_stages is not None:
+        parts.append(f"no pipelines, because {searched.without_stages}")
+    return "; ".join(parts)
+
+
+def _name(choice: Choice) -> str:
+    return f"{choice.mesh}, {choice.state}"
 
 
 class PlannedMeshStrategy(MeshStrategy):
@@ -144,7 +209,7 @@ def strategy_of(choice: Choice) -> Strategy:
 def find_strategy(wanted: str | Strategy | None, *, whole: bool = False) -> Strategy:
     """The strategy of a name, or the one given; None is that of one process.
 
-    whole: whether "auto" must leave each process all parameters and state.
+    whole: whether "auto" must leave each process all parameters and state, as recovery needs.
 
     >>> find_strategy(None).size
     1
@@ -154,7 +219,8 @@ def find_strategy(wanted: str | Strategy | None, *, whole: bool = False) -> Stra
     if isinstance(wanted, Strategy):
         return wanted
     if wanted == "auto":
-        return DataStrategy(0) if whole else AutoStrategy()
+        reason = "recover=True needs all state in each process"
+        return _data_because(reason) if whole else AutoStrategy()
     if wanted not in STRATEGIES:
         raise wf.ArgumentError(
             "train.Trainer",
@@ -167,6 +233,13 @@ def find_strategy(wanted: str | Strategy | None, *, whole: bool = False) -> Stra
         )
     level = STRATEGIES[wanted]
     return SplitStrategy(level) if level == 3 else DataStrategy(level)
+
+
+def _data_because(reason: str) -> DataStrategy:
+    """Data parallel training with whole state, where nothing else can be run."""
+    strategy = DataStrategy(0)
+    strategy.chosen = f"strategy auto: data, because {reason}"
+    return strategy
 
 
 def memory_of_process() -> float:

@@ -50,8 +50,10 @@ class Progress(Callback):
             self.display = Lines(stream)
         else:
             self.display = RichBar(stream) if find_spec("rich") else Bar(stream)
-        if trainer.strategy.plan is not None and trainer.step == 0:
-            stream.write(f"{trainer.strategy.plan}\n")
+        strategy = trainer.strategy
+        if strategy.chosen is not None and trainer.step == 0:
+            table = "" if strategy.plan is None else f"{strategy.plan}\n"
+            stream.write(f"{strategy.chosen}\n{table}")
 
     def on_epoch_begin(self, trainer: Any) -> None:
         """Begin a bar, from where a resumed run begins."""

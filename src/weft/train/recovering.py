@@ -46,7 +46,9 @@ def recovering_strategy(strategy: Strategy, optimizer: Any) -> Strategy:
             got={"strategy": type(strategy).__name__, "zero": getattr(strategy, "zero", 0)},
             fix='strategy="data", or checkpoint_folder=... and fit(..., resume=True)',
         )
-    return RecoveringStrategy(optimizer)
+    recovering = RecoveringStrategy(optimizer)
+    recovering.chosen = strategy.chosen
+    return recovering
 
 
 class RecoveringStrategy(DataStrategy):

@@ -34,6 +34,8 @@ class Strategy:
     """Whether a batch with fewer rows than processes is filled up, with rows that weigh nothing."""
     plan: Any = None
     """The plan that it was chosen by, where it was."""
+    chosen: str | None = None
+    """With "auto": which strategy this is and why, in a line."""
 
     def share_trainer(self, trainer: Any) -> None:
         """Have the trainer's model and optimiser take part."""

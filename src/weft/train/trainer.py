@@ -99,7 +99,7 @@ class Trainer:
         self.distillation = distillation
         self.model, self.loss_function = model, as_loss(loss)
         self.optimizer = _check_optimizer(optimizer)
-        self.strategy = find_strategy(strategy, whole=recover or ema is not None)
+        self.strategy = find_strategy(strategy, whole=recover)
         if device is not None:
             self._move(device)
         self.metrics: list[Metric] = as_metrics(metrics)

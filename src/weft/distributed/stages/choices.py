@@ -56,7 +56,7 @@ def module_works(modules: Sequence[Any], x: wf.Tensor, work: Costs) -> list[Modu
         y = module(x).detach()
         both = simulate_step(record_step(_call_and_go_back, module, x, y).graph, {}, work)
         weights = _bytes_of(_parameters_of(module))
-        kept = max(both.memory - 2 * weights - _bytes_of([x, y]), _bytes_of([y]))
+        kept = max(both.memory - 2 * weights - _bytes_of([x, y, y]), _bytes_of([y]))
         seconds = forward.computing - work.overhead
         back = both.computing - work.overhead - seconds
         sizes = (weights, kept, _bytes_of([y]), _bytes_of([x]))
@@ -70,12 +70,17 @@ def _call_module(module: Any, x: wf.Tensor) -> Any:
 
 
 def _call_and_go_back(module: Any, x: wf.Tensor, ct: wf.Tensor) -> Any:
-    """The gradients of a module's parameters, and of its input where it has one."""
+    """The result, and the gradients of a module's parameters, and of its input where it has one.
+
+    The result is among them, so that the work of both ways is, also where the way back reads
+    nothing of the way there, as that of a product.
+    """
     if x.dtype.is_inexact:
-        pull = wf.vjp(_call_module, module, x)[1]
+        result, pull = wf.vjp(_call_module, module, x)[:2]
     else:
-        pull = wf.vjp(lambda module: module(x), module)[1]
-    return [leaf for leaf in wf.tree.leaves(pull(ct)) if isinstance(leaf, wf.Tensor)]
+        result, pull = wf.vjp(lambda module: module(x), module)[:2]
+    gradients = wf.tree.leaves(pull(ct))
+    return [result, *[leaf for leaf in gradients if isinstance(leaf, wf.Tensor)]]
 
 
 def _parameters_of(module: Any) -> Sequence[wf.Tensor]:
@@ -160,10 +165,13 @@ def simulated_choice(
     start = links.overhead
     forward = per_stage(lambda work: work.forward)
     backward = per_stage(lambda work: work.backward + (work.forward if recompute else 0.0))
+    # gradients of all micro-batches but the first are added to those before: two reads, a write
+    added = 3 * (micro_batches - 1) / micro_batches / links.memory
+    adding = per_stage(lambda work: added * work.parameters)
     step = simulate_pipeline(
         pipeline_order(schedule, stages, micro_batches, chunks),
         [start + seconds for seconds in forward],
-        [start + seconds for seconds in backward],
+        [start + back + add for back, add in zip(backward, adding, strict=True)],
         [links.transfer(row[-1].sent) for row in rows],
     )
     weights, kept = per_stage(lambda w: w.parameters), per_stage(lambda w: w.kept)

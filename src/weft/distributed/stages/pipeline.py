@@ -85,7 +85,8 @@ class Pipeline:
         self.tied = _tied_parameters(stages, self.process_of)
         self.loss_function = loss
         self._names = _names_of_parameters(model, self.stages)
-        self._owners = self._find_owners(stages)
+        self.model = model
+        self.owners = self._find_owners(stages)
         wrappers = [mixed] if mixed is not None else []
         wrappers += [wf.checkpoint] if recompute else []
         for parameter, _ in self.tied:
@@ -95,7 +96,7 @@ class Pipeline:
             _check_compiled(compile)
             named = _names_of_parameters(model, dict(enumerate(stages)))
             self.tensor_parallel = TensorParallel(plan, model_axis, named)
-            self.tensor_parallel.copy_from_first([handle for handle, _ in self._owners])
+            self.tensor_parallel.copy_from_first([handle for handle, _ in self.owners])
         divide = wf.jit if self.tensor_parallel is None else self.tensor_parallel.program
         wrappers += [divide] if compile else []
         self._programs = {i: self._program_of(i, wrappers) for i in self.stages}
@@ -271,7 +272,7 @@ class Pipeline:
     def exchange_weights(self) -> None:
         """Give each process what others have of their stages; what is a part stays one."""
         with wf.no_grad():
-            for handle, owner in self._owners:
+            for handle, owner in self.owners:
                 array = np.require(handle.detach().numpy(), requirements="C")
                 handle.copy_(wf.tensor(self.group.broadcast(array, owner)))
 

@@ -91,21 +91,26 @@ def sum_launch(node: GraphNode, partial: Variable) -> Launch:
 def sum_kernel(dtype: DType, splits: int, groups: int, outputs: int, rows: int) -> Kernel:
     """The kernel from partial sums [splits, groups, rows, outputs] to [groups, outputs, rows].
 
-    Squares are turned one after the other, where there are whole ones: lines stay in cache.
+    Squares are turned one after the other, where there are whole ones: lines stay in cache. Where
+    several sums are added, outputs are the lanes, so that sums are read as they lie: lines of
+    squares that lie whole pages apart would push each other out of the cache.
     """
     source, target = Buffer("partial", dtype), Buffer("out", dtype, "write")
-    side = SQUARE if outputs % SQUARE == rows % SQUARE == 0 else 1
-    high, wide = (side, side) if side > 1 else (1, rows)
+    are_lanes = splits > 1 and outputs % SQUARE == 0
+    side = SQUARE if are_lanes or outputs % SQUARE == rows % SQUARE == 0 else 1
+    wide = SQUARE if side > 1 and rows % SQUARE == 0 else rows
     i, b, o, r = (scalars.index(name) for name in ("i", "b", "o", "r"))
     k, total = scalars.index("k"), scalars.local("total", dtype)
-    blocks = _number(outputs // high)
-    group, output = i // blocks, i % blocks * _number(high) + o
+    blocks = _number(outputs // side)
+    group, output = i // blocks, i % blocks * _number(side) + o
     row = b * _number(wide) + r
     at = (group * _number(rows) + row) * _number(outputs) + output
     value = source[k * _number(groups * rows * outputs) + at]
     sums = Accumulate(k, _number(splits), (Update(total, "add", value),))
     place = (group * _number(outputs) + output) * _number(rows) + row
-    inner = For(r, _number(wide), (sums, Store(target, place, total)), "vector")
-    square = For(b, _number(rows // wide), (For(o, _number(high), (inner,)),))
+    loops = [(o, side), (r, wide)]
+    (outer, count), (lane, lanes) = reversed(loops) if are_lanes else loops
+    inner = For(lane, _number(lanes), (sums, Store(target, place, total)), "vector")
+    square = For(b, _number(rows // wide), (For(outer, _number(count), (inner,)),))
     body = (For(i, _number(groups) * blocks, (square,), "parallel"),)
     return Kernel("sum", (source, target), (), body)
