@@ -14,7 +14,7 @@ from collections.abc import Callable
 from weft.core.arrays import HostArray
 from weft.core.errors import ArgumentTypeError, GradientError, ShapeError
 from weft.ir.reverse import backpropagate, filled_like, reachable_nodes, recording
-from weft.ir.tape import Hook, Leaf
+from weft.ir.tape import Hook, Leaf, is_own_leaf
 from weft.ir.tensor import (
     Tensor,
     Traced,
@@ -185,7 +185,7 @@ def requires_grad_(tensor: Tensor, value: bool = True) -> Tensor:
 
 def is_leaf(tensor: Tensor) -> bool:
     """Whether no recorded operation made this tensor."""
-    return tensor._node is None or type(tensor._node) is Leaf
+    return tensor._node is None or is_own_leaf(tensor)
 
 
 def get_grad(tensor: Tensor) -> Tensor | None:

@@ -27,7 +27,7 @@ from weft.ir.dispatch import apply
 from weft.ir.parts import as_part, refuse_choice, refuse_part
 from weft.ir.reverse import filled_like
 from weft.ir.tape import rebind
-from weft.ir.tensor import Tensor, traces, wrap
+from weft.ir.tensor import Tensor, grad_mode, traces, wrap
 from weft.ops import (
     arithmetic,
     comparison,
@@ -156,8 +156,11 @@ def _set(x: Tensor, source: Any) -> Tensor:
 
 def _clone(x: Tensor) -> Tensor:
     """Another handle on the same value, with the same history; foreign memory is copied."""
-    value = exchange.own_value(x)
-    return wrap(value._value, x._node)
+    value = exchange.own_value(x)._value
+    if x._node is None or not grad_mode.enabled:
+        return wrap(value)
+    # a node of its own: its hooks and its gradient are not those of x, and it is no leaf
+    return wrap(value, apply(movement.reshape, x, shape=x.shape)._node)
 
 
 def _reshape(x: Tensor, *shape: Any) -> Tensor:
