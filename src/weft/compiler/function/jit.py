@@ -21,6 +21,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import update_wrapper
 from inspect import signature
+from types import MethodType
 from typing import Any
 
 from weft.compiler.function.arguments import (
@@ -32,7 +33,7 @@ from weft.compiler.function.arguments import (
     read_call,
     sizes_of,
 )
-from weft.compiler.function.closures import Read, closed_over
+from weft.compiler.function.closures import Plain, Read, closed_over, held_by, is_stateful
 from weft.compiler.function.compiled_function import Compiled
 from weft.compiler.function.donation import expected_donations, gradients_beside
 from weft.compiler.function.fastcall.repeated_calls import RepeatedCalls
@@ -44,6 +45,7 @@ from weft.compiler.report.device_report import DeviceExplanation, DeviceMemory
 from weft.compiler.report.explain import Explanation, explanation
 from weft.compiler.report.memory_use import MemoryReport
 from weft.compiler.targets.target import Executable
+from weft.core import trees
 from weft.core.errors import ArgumentError, TraceError
 from weft.core.guards import Guard, Guards
 from weft.core.records import frozen
@@ -90,9 +92,15 @@ class Jit:
         self._looked_at: dict[Hashable, frozenset[int]] = {}
         """For calls of one kind, arguments whose having a gradient matters."""
         self._outside: list[Read] | None = None
+        self._counted: set[str] = set()
+        """Plain variables that the function changes itself while it is traced."""
         self._repeated = RepeatedCalls()
         self.compilations = Compilations()
         update_wrapper(self, f, updated=())  # a module's attributes stay its own
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        """A compiled method: its object is the first argument, as of any function in a class."""
+        return self if owner is None else MethodType(self, owner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the compiled function, compiling it first if need be."""
@@ -119,9 +127,22 @@ class Jit:
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         args, kwargs = arrays_as_tensors(args, kwargs) or (args, kwargs)
-        call = read_call(args, kwargs, self._values())
+        call = read_call(args, kwargs, self._all_values(args, kwargs))
         call.distinguish(self._looked_at.get(call.kind, frozenset()))
         return call
+
+    def _all_values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """What the function closes over, and what objects among its arguments hold."""
+        return [*self._values(), *(read() for read in self._reads_of_objects(args, kwargs))]
+
+    def _reads_of_objects(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Read]:
+        """How to read what is held by arguments that are objects of the user's own classes."""
+        objects = [x for x in trees.leaves((args, kwargs)) if is_stateful(type(x))]
+        reads = held_by(objects, self._f) if objects else []
+        return [read for read in reads if not self._is_counted(read)]
+
+    def _is_counted(self, read: Read) -> bool:
+        return isinstance(read, Plain) and read.name in self._counted
 
     def graph(self, *args: Any, **kwargs: Any) -> Graph:
         """The graph of a call with these arguments; nothing is run."""
@@ -141,7 +162,7 @@ class Jit:
         call = self._read(args, kwargs)
         types = [general.get(id(handle), handle.type) for handle in call.handles]
         recording = self._record_for(call, types, unifier)
-        outside = [read() for read in self._outside or ()]
+        outside = self._all_values(args, kwargs)
         return call, recording, names_of(self._f, (call.args, call.kwargs, outside), recording)
 
     def program(self, *args: Any, **kwargs: Any) -> Executable:
@@ -159,7 +180,7 @@ class Jit:
         types = [source.read(call.handles).type for source in recording.sources]
         if found.spans_devices:
             return found.device_explanation(types)
-        outside = [read() for read in self._outside or ()]
+        outside = self._all_values(args, kwargs)
         names = names_of(self._f, (call.args, call.kwargs, outside), recording)
         given = lambda made: expected_donations(recording, made)  # noqa: E731
         made = explanation(
@@ -255,7 +276,21 @@ class Jit:
         return recording
 
     def _record_call(self, call: Call, types: Sequence[TensorType]) -> Recording:
-        return record(call.handles, lambda: self._f(*call.args, **call.kwargs), types, call.device)
+        plain = [
+            (read, read.key())
+            for read in (*(self._outside or ()), *self._reads_of_objects(call.args, call.kwargs))
+            if isinstance(read, Plain)
+        ]
+        recording = record(
+            call.handles, lambda: self._f(*call.args, **call.kwargs), types, call.device
+        )
+        changed = {read.name for read, key in plain if key is not None and read.key() != key}
+        if changed:
+            self._counted |= changed
+            self._outside = [read for read in self._outside or () if not self._is_counted(read)]
+            call.kind = self._read(call.args, call.kwargs).kind
+            call.distinguish(self._looked_at.get(call.kind, frozenset()))
+        return recording
 
     def _make_program(
         self, call: Call, types: Sequence[TensorType], recording: Recording, reason: str
@@ -285,7 +320,9 @@ def jit(
 
     Arguments are trees of tensors and of values that are part of the program's key. Tensors that
     the function rebinds (parameters, moments, gradients, the generator's counter) are written back.
-    Whatever is no tensor is static; `static_argnames` may say so for readers.
+    Whatever is no tensor is static; `static_argnames` may say so for readers. Python values that
+    the function closes over, and attributes of objects, count as they are at each call; NumPy
+    arrays of more than a few elements that are written to are better passed as arguments.
 
     With a budget such as `memory="300MB"` the program computes values twice instead of keeping
     them, until what `step.memory(...).peak` says fits; it is then compiled for each size by itself.

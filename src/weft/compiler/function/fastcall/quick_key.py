@@ -16,6 +16,7 @@ from collections.abc import Hashable, Iterable
 from typing import Any
 
 from weft.compiler.function.arguments import shared_places
+from weft.compiler.function.closures import is_stateful
 from weft.core import trees
 from weft.core.arrays import CONCRETE, HostArray
 from weft.ir.autocast import AUTOCAST
@@ -29,7 +30,7 @@ ATOMS = frozenset([bool, int, str, type(None)])
 def quick_key(
     args: tuple[Any, ...], kwargs: dict[str, Any], outside: Iterable[Any]
 ) -> tuple[Hashable, list[Tensor]] | None:
-    """A key of the call and its tensors in order; None where one of them is traced."""
+    """A key of the call and its tensors in order; None where one is traced or an object's state."""
     key: list[Any] = [grad_mode.enabled, AUTOCAST.get()]
     handles: list[Tensor] = []
     try:
@@ -53,7 +54,7 @@ def quick_key(
 
 
 def collect(values: Iterable[Any], key: list[Any], handles: list[Tensor]) -> bool:
-    """Add values to a key, and the tensors in them; False where there is a traced one."""
+    """Add values to a key, and the tensors in them; False where one is traced or stateful."""
     for x in values:
         kind = type(x)
         if kind is Tensor:
@@ -70,7 +71,7 @@ def collect(values: Iterable[Any], key: list[Any], handles: list[Tensor]) -> boo
             key += (kind, parts.keys, parts.static)
             if not collect(parts.children, key, handles):
                 return False
-        elif isinstance(x, Tensor):
+        elif isinstance(x, Tensor) or is_stateful(kind):
             return False
         else:
             key.append(number_key(x))
