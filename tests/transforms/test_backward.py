@@ -422,8 +422,9 @@ SAME = {
     "clip": lambda x: wf.clip(x),
     "written": lambda x: _written_whole(x),
     "set": lambda x: wf.zeros(3).set_(x),
+    "computed": lambda x: x * 1.0,
 }
-"""Ways to the same elements, none of which computes anything."""
+"""Ways to the same elements, nearly none of which computes anything."""
 
 
 def _written_whole(x: wf.Tensor) -> wf.Tensor:
@@ -451,6 +452,38 @@ def test_what_is_taken_under_no_grad_has_no_history(same: Any, compiled: bool) -
     assert (wf.jit(gradient) if compiled else gradient)(x.detach()).tolist() == [4.0, 8.0, 12.0]
     with wf.no_grad():
         assert not same(x).requires_grad
+
+
+@pytest.mark.parametrize("same", SAME.values(), ids=SAME)
+def test_no_grad_counts_inside_of_what_is_differentiated_as_a_graph(same: Any) -> None:
+    def loss(w: wf.Tensor) -> wf.Tensor:
+        with wf.no_grad():
+            target = same(w)
+        return ((2 * w - target) ** 2).sum()
+
+    def looped(w: wf.Tensor) -> wf.Tensor:
+        return wf.scan(lambda total, _: (total + loss(w), None), wf.tensor(0.0), length=2)[0] / 2
+
+    x = leaf([1.0, 2.0, 3.0])
+    wf.jit(loss)(x).backward()
+    assert x.grad.tolist() == [4.0, 8.0, 12.0]
+    for function in (wf.jit(loss), wf.checkpoint(loss), looped, wf.jit(looped)):
+        assert wf.grad(function)(x.detach()).tolist() == [4.0, 8.0, 12.0]
+
+
+def test_a_result_from_inside_of_no_grad_has_no_derivative_beside_others_that_have() -> None:
+    @wf.jit
+    def both(w: wf.Tensor) -> tuple[wf.Tensor, wf.Tensor]:
+        with wf.no_grad():
+            target = w * 3.0
+            with wf.enable_grad():
+                kept = w * 5.0
+        return target + kept, w * 2.0
+
+    x = leaf([1.0, 2.0])
+    first, second = both(x)
+    (first + second).sum().backward()
+    assert x.grad.tolist() == [7.0, 7.0]
 
 
 @pytest.mark.parametrize("same", ["clone", "positive", "broadcast", "astype", "asarray", "clip"])

@@ -189,6 +189,8 @@ def rebind(tensor: Tensor, result: Tensor, op: str) -> Tensor:
         )
     about_to_write(tensor)
     tensor._value = result._value
+    if leaf and hasattr(result._value, "stopped"):
+        result._value.stopped = False  # a leaf has a derivative, whatever was written to it
     if not leaf:
         tensor._node = result._node if grad_mode.enabled else None
     return tensor

@@ -37,7 +37,7 @@ def no_grad() -> recording:
     ...     (x * 2).requires_grad
     False
     """
-    return recording(False)
+    return recording(False, asked=True)
 
 
 def enable_grad() -> recording:
@@ -49,7 +49,7 @@ def enable_grad() -> recording:
     ...     (x * 2).requires_grad
     True
     """
-    return recording(True)
+    return recording(True, asked=True)
 
 
 def is_grad_enabled() -> bool:
