@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -406,6 +407,105 @@ def test_clone_shares_the_value_and_the_history() -> None:
     with wf.no_grad():
         x += 1.0
     assert y.tolist() == [1.0, 2.0]
+
+
+SAME = {
+    "clone": lambda x: x.clone(),
+    "positive": lambda x: +x,
+    "reshape": lambda x: x.reshape(3),
+    "flatten": lambda x: x.flatten(),
+    "broadcast": lambda x: wf.broadcast_to(x, (3,)),
+    "astype": lambda x: wf.astype(x, "float32", copy=True),
+    "asarray": lambda x: wf.asarray(x, copy=True),
+    "squeeze": lambda x: wf.squeeze(x),
+    "roll": lambda x: wf.roll(x, 0),
+    "clip": lambda x: wf.clip(x),
+    "written": lambda x: _written_whole(x),
+    "set": lambda x: wf.zeros(3).set_(x),
+    "computed": lambda x: x * 1.0,
+}
+"""Ways to the same elements, nearly none of which computes anything."""
+
+
+def _written_whole(x: wf.Tensor) -> wf.Tensor:
+    result = wf.zeros(3)
+    result[:] = x
+    return result
+
+
+@pytest.mark.parametrize("same", SAME.values(), ids=SAME)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_is_taken_under_no_grad_has_no_history(same: Any, compiled: bool) -> None:
+    def loss(w: wf.Tensor) -> wf.Tensor:
+        with wf.no_grad():
+            target = same(w)
+        return ((2 * w - target) ** 2).sum()
+
+    x = leaf([1.0, 2.0, 3.0])
+
+    def step(x: wf.Tensor) -> None:
+        loss(x).backward()
+
+    (wf.jit(step) if compiled else step)(x)
+    assert x.grad.tolist() == [4.0, 8.0, 12.0]
+    gradient = wf.grad(loss)
+    assert (wf.jit(gradient) if compiled else gradient)(x.detach()).tolist() == [4.0, 8.0, 12.0]
+    with wf.no_grad():
+        assert not same(x).requires_grad
+
+
+@pytest.mark.parametrize("same", SAME.values(), ids=SAME)
+def test_no_grad_counts_inside_of_what_is_differentiated_as_a_graph(same: Any) -> None:
+    def loss(w: wf.Tensor) -> wf.Tensor:
+        with wf.no_grad():
+            target = same(w)
+        return ((2 * w - target) ** 2).sum()
+
+    def looped(w: wf.Tensor) -> wf.Tensor:
+        return wf.scan(lambda total, _: (total + loss(w), None), wf.tensor(0.0), length=2)[0] / 2
+
+    x = leaf([1.0, 2.0, 3.0])
+    wf.jit(loss)(x).backward()
+    assert x.grad.tolist() == [4.0, 8.0, 12.0]
+    for function in (wf.jit(loss), wf.checkpoint(loss), looped, wf.jit(looped)):
+        assert wf.grad(function)(x.detach()).tolist() == [4.0, 8.0, 12.0]
+
+
+def test_a_result_from_inside_of_no_grad_has_no_derivative_beside_others_that_have() -> None:
+    @wf.jit
+    def both(w: wf.Tensor) -> tuple[wf.Tensor, wf.Tensor]:
+        with wf.no_grad():
+            target = w * 3.0
+            with wf.enable_grad():
+                kept = w * 5.0
+        return target + kept, w * 2.0
+
+    x = leaf([1.0, 2.0])
+    first, second = both(x)
+    (first + second).sum().backward()
+    assert x.grad.tolist() == [7.0, 7.0]
+
+
+@pytest.mark.parametrize("same", ["clone", "positive", "broadcast", "astype", "asarray", "clip"])
+def test_a_copy_of_a_leaf_is_none_and_may_be_written_to(same: str) -> None:
+    x = leaf([1.0, 2.0, 3.0])
+    y = SAME[same](x)
+    assert not y.is_leaf
+    y[0] = 5.0
+    y *= 2.0
+    (y * y).sum().backward()
+    assert x.tolist() == [1.0, 2.0, 3.0]
+    assert x.grad.tolist() == [0.0, 16.0, 24.0]
+
+
+def test_hooks_and_gradients_of_a_clone_are_its_own() -> None:
+    x = leaf([1.0, 2.0])
+    y = x.clone()
+    y.retain_grad()
+    y.register_hook(lambda gradient: gradient * 10.0)
+    (3.0 * x + y * y).sum().backward()
+    assert y.grad.tolist() == [2.0, 4.0]
+    assert x.grad.tolist() == [23.0, 43.0]
 
 
 # --- rebinding ---

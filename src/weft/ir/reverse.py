@@ -48,21 +48,24 @@ GENERATIONS = 100
 class recording(ContextDecorator):  # noqa: N801  a context manager, called as a function is
     """Turn the tape on or off inside a `with` block, or in a function; quicker than a generator."""
 
-    __slots__ = ("_before", "enabled")
+    __slots__ = ("_before", "asked", "enabled")
 
-    def __init__(self, enabled: bool) -> None:
-        self.enabled = enabled
-        self._before: list[bool] = []
+    def __init__(self, enabled: bool, asked: bool = False) -> None:
+        self.enabled, self.asked = enabled, asked
+        """Whether it is on, and whether the user asks for that: graphs then keep to it, too."""
+        self._before: list[tuple[bool, int]] = []
 
     def __enter__(self) -> None:
-        self._before.append(grad_mode.enabled)
+        self._before.append((grad_mode.enabled, grad_mode.stopped))
         grad_mode.enabled = self.enabled
+        if self.asked:
+            grad_mode.stopped = 0 if self.enabled else grad_mode.stopped + 1
 
     def __exit__(self, *error: object) -> None:
-        grad_mode.enabled = self._before.pop()
+        grad_mode.enabled, grad_mode.stopped = self._before.pop()
 
     def _recreate_cm(self) -> recording:
-        return recording(self.enabled)  # a function may be run by several threads
+        return recording(self.enabled, self.asked)  # a function may be run by several threads
 
 
 def reachable_nodes(roots: Sequence[AnyNode | None]) -> list[AnyNode]:

@@ -459,7 +459,7 @@ class _Recorder(Trace):
         value = Staged()
         value.trace = self
         value.type = atom.type
-        value.variable = atom
+        value.variable, value.stopped = atom, False
         return wrap(value)
 
     def atom(self, tensor: Tensor) -> Atom:

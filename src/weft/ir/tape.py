@@ -166,13 +166,19 @@ def _without_large_value(value: Any) -> Any:
     return hollow_tensor(wrap(value).type)._value if _is_large(value) else value
 
 
+def is_own_leaf(tensor: Tensor) -> bool:
+    """Whether gradients accumulate in this handle; other handles on its value share the node."""
+    node = tensor._node
+    return type(node) is Leaf and node.handle is not None and node.handle() is tensor
+
+
 def rebind(tensor: Tensor, result: Tensor, op: str) -> Tensor:
     """Make a handle stand for a new value: what writing to a tensor means.
 
     A leaf that requires a gradient may be rebound only under `no_grad`, and stays a leaf. An
     argument inside `grad` is the function's own: it may be written to like any other tensor.
     """
-    leaf = type(tensor._node) is Leaf and tensor._node.handle is not None
+    leaf = is_own_leaf(tensor)
     if leaf and grad_mode.enabled:
         raise GradientError(
             op,
@@ -183,6 +189,8 @@ def rebind(tensor: Tensor, result: Tensor, op: str) -> Tensor:
         )
     about_to_write(tensor)
     tensor._value = result._value
+    if leaf and hasattr(result._value, "stopped"):
+        result._value.stopped = False  # a leaf has a derivative, whatever was written to it
     if not leaf:
-        tensor._node = result._node
+        tensor._node = result._node if grad_mode.enabled else None
     return tensor

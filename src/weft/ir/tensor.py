@@ -52,6 +52,10 @@ class Trace:
     """The mesh axis whose shards it holds along its batch axis; see `vmap`."""
     axis_size: Dimension = 1
 
+    def is_stopping(self) -> bool:
+        """Whether `no_grad` was entered since it began, so that what it records is constant."""
+        return False
+
     @cached_property
     def part_counts(self) -> dict[str, int]:
         """How often each part was entered; see scoping.py."""
@@ -114,6 +118,8 @@ class GradMode(threading.local):
     """Whether operations are recorded for `.backward()`, in this thread."""
 
     enabled: bool = True
+    stopped: int = 0
+    """How many blocks of `no_grad` the user has opened, one inside the other."""
 
 
 grad_mode = GradMode()

@@ -23,19 +23,21 @@ from weft.core.types import TensorType
 from weft.ir.dispatch import active_trace, bind
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
 from weft.ir.places import TRANSFER, result_places
-from weft.ir.primitive import Primitive
+from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.sizes import specialize
-from weft.ir.tensor import Tensor, Trace, Traced, host_array, traces, wrap
+from weft.ir.tensor import Tensor, Trace, Traced, grad_mode, host_array, traces, wrap
 from weft.ir.walking import without_dead_nodes
 
 
 class Staged(Traced):
     """A tensor that stands for a variable of the graph being recorded."""
 
-    __slots__ = ("module", "variable")
+    __slots__ = ("module", "stopped", "variable")
     variable: Variable
     module: str
     """The module it was computed in; what goes back through it belongs there, too."""
+    stopped: bool
+    """Whether it was computed under `no_grad`: whoever differentiates the graph must know."""
 
     @property
     def device(self) -> Device:
@@ -55,6 +57,8 @@ class GraphTrace(Trace):
         self.captured: list[Tensor] = []
         self.captures: list[Variable] = []
         self._known: dict[tuple[int, int], Variable] = {}
+        self._unlinked: dict[Variable, Variable] = {}
+        self._stopped = grad_mode.stopped
         self.places: dict[Variable, Device] = {}
         """Where values are that cannot be anywhere: what was moved, and is computed from it."""
 
@@ -65,16 +69,34 @@ class GraphTrace(Trace):
         value.type = variable.type
         value.variable = variable
         value.module = scopes.module
+        value.stopped = self.is_stopping() and variable.type.dtype.is_inexact
         return wrap(value)
 
     def atom(self, tensor: Tensor) -> Atom:
         """The atom of a tensor in this graph; captured if it comes from outside."""
         value = tensor._value
         if isinstance(value, Staged) and value.trace is self:
+            if value.stopped and not self.is_stopping():
+                return self._without_derivative(value)
             return value.variable
         if self._is_literal(tensor):
             return Literal(value)
         return self._capture(tensor)
+
+    def is_stopping(self) -> bool:
+        """See `Trace`."""
+        return grad_mode.stopped > self._stopped
+
+    def _without_derivative(self, value: Staged) -> Variable:
+        """A value from inside of `no_grad`, as it is read outside of it."""
+        known = self._unlinked.get(value.variable)
+        if known is None:
+            known = self._unlinked[value.variable] = Variable(value.type)
+            stop = PRIMITIVES["stop_gradient"]
+            self.nodes.append(GraphNode(stop, (value.variable,), {}, (known,), node_location()))
+            if value.variable in self.places:
+                self.places[known] = self.places[value.variable]
+        return known
 
     def _is_literal(self, tensor: Tensor) -> bool:
         """Whether a tensor from outside is written into the graph as a number."""

@@ -31,7 +31,7 @@ from weft.core.errors import (
 )
 from weft.core.sharing import is_lent
 from weft.ir.forward import has_derivative
-from weft.ir.tape import Leaf
+from weft.ir.tape import Leaf, is_own_leaf
 from weft.ir.tensor import Tensor, gradient_touched, host_array, wrap
 from weft.ops.conversion import astype
 from weft.ops.dlpack import CPU_KIND, CUDA_KIND, export_capsule
@@ -258,7 +258,7 @@ def cuda_array_interface(x: Tensor) -> dict[str, Any]:
 def reduce_tensor(x: Tensor) -> tuple[Any, ...]:
     """What a pickle holds: bytes, shape, dtype, and whether a gradient is required."""
     value = host_array(x, "pickle")
-    leaf = type(x._node) is Leaf
+    leaf = is_own_leaf(x)
     return restored, (value.tobytes(), value.shape, x.dtype.name, leaf)
 
 
@@ -281,7 +281,7 @@ def own_value(x: Tensor) -> Tensor:
 def copy_handle(x: Tensor) -> Tensor:
     """A new handle on the same value: a leaf stays a leaf, on its own."""
     tensor = wrap(x._value, x._node)
-    if type(x._node) is Leaf:
+    if is_own_leaf(x):
         tensor._node = Leaf(tensor)
         gradient_touched(x, written=False)
         tensor._grad = None if x._grad is None else copy_handle(x._grad)

@@ -30,7 +30,7 @@ from weft.core.sharing import note_lending
 from weft.ir.dispatch import apply
 from weft.ir.forward import has_derivative, refuse_derivative
 from weft.ir.primitive import PRIMITIVES, Primitive
-from weft.ir.tensor import Tensor, host_array, wrap
+from weft.ir.tensor import Tensor, Traced, grad_mode, host_array, wrap
 
 Scalar = bool | int | float | complex
 Operand = Any
@@ -126,8 +126,16 @@ def _conversion(value: Operand, name: str) -> str:
 
 
 def alias(tensor: Tensor) -> Tensor:
-    """Another handle on the same value: rebinding one leaves the other alone."""
-    return wrap(tensor._value, tensor._node)
+    """Another handle on the same value: rebinding one leaves the other alone.
+
+    Like any result it has no history under `no_grad`, and none in a graph that is recorded there.
+    """
+    if grad_mode.enabled:
+        return wrap(tensor._value, tensor._node)
+    value = tensor._value
+    if isinstance(value, Traced) and value.trace.is_stopping() and tensor.dtype.is_inexact:
+        return apply(PRIMITIVES["stop_gradient"], tensor)
+    return wrap(tensor._value)
 
 
 def array_tensor(op: str, value: Any) -> Tensor:

@@ -24,7 +24,7 @@ from weft.core.types import TensorType
 from weft.ir.dispatch import apply_multiple
 from weft.ir.graph import Atom, Graph, Variable
 from weft.ir.parts import as_choice
-from weft.ir.tape import Leaf, rebind
+from weft.ir.tape import is_own_leaf, rebind
 from weft.ir.tensor import Tensor
 from weft.ops import control_branch
 from weft.ops.composed.datatypes import result_type
@@ -293,7 +293,7 @@ def literal_of(leaf: Any, kind: TensorType) -> Atom:
 
 def write(handle: Tensor, value: Tensor) -> None:
     """Let a tensor stand for a new value; also a leaf, which was written to under `no_grad`."""
-    if type(handle._node) is Leaf:
+    if is_own_leaf(handle):
         with no_grad():
             rebind(handle, value, "script")
     else:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from weft.core.arrays import HostArray
 from weft.core.errors import ArgumentTypeError, GradientError, ShapeError
 from weft.ir.reverse import backpropagate, filled_like, reachable_nodes, recording
-from weft.ir.tape import Hook, Leaf
+from weft.ir.tape import Hook, Leaf, is_own_leaf
 from weft.ir.tensor import (
     Tensor,
     Traced,
@@ -37,7 +37,7 @@ def no_grad() -> recording:
     ...     (x * 2).requires_grad
     False
     """
-    return recording(False)
+    return recording(False, asked=True)
 
 
 def enable_grad() -> recording:
@@ -49,7 +49,7 @@ def enable_grad() -> recording:
     ...     (x * 2).requires_grad
     True
     """
-    return recording(True)
+    return recording(True, asked=True)
 
 
 def is_grad_enabled() -> bool:
@@ -185,7 +185,7 @@ def requires_grad_(tensor: Tensor, value: bool = True) -> Tensor:
 
 def is_leaf(tensor: Tensor) -> bool:
     """Whether no recorded operation made this tensor."""
-    return tensor._node is None or type(tensor._node) is Leaf
+    return tensor._node is None or is_own_leaf(tensor)
 
 
 def get_grad(tensor: Tensor) -> Tensor | None:

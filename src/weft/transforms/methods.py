@@ -27,7 +27,7 @@ from weft.ir.dispatch import apply
 from weft.ir.parts import as_part, refuse_choice, refuse_part
 from weft.ir.reverse import filled_like
 from weft.ir.tape import rebind
-from weft.ir.tensor import Tensor, traces, wrap
+from weft.ir.tensor import Tensor, grad_mode, traces, wrap
 from weft.ops import (
     arithmetic,
     comparison,
@@ -52,7 +52,7 @@ from weft.ops.composed import (
     statistics,
 )
 from weft.ops.identity import stop_gradient
-from weft.ops.operands import as_tensor, as_tensor_in
+from weft.ops.operands import alias, as_tensor, as_tensor_in
 from weft.ops.placement import to_device
 from weft.ops.selection import clip
 from weft.transforms import backward
@@ -118,7 +118,8 @@ def _missing_attribute(x: Tensor, name: str) -> Any:
 
 def _set_item(x: Tensor, key: Any, value: Any) -> None:
     refuse_part("setitem", x, key)
-    rebind(x, indexing.with_update(x, key, value), "setitem")
+    updated = indexing.with_update(x, key, value)
+    rebind(x, updated if grad_mode.enabled else alias(updated), "setitem")
 
 
 def _zero(x: Tensor) -> Tensor:
@@ -152,13 +153,18 @@ def _copy(x: Tensor, source: Any) -> Tensor:
 def _set(x: Tensor, source: Any) -> Tensor:
     """Stand for another tensor's value, of any shape and dtype, and return the tensor."""
     refuse_part("set_", x)
-    return rebind(x, as_tensor("set_", source), "set_")
+    given = as_tensor("set_", source)
+    return rebind(x, given if grad_mode.enabled else alias(given), "set_")
 
 
 def _clone(x: Tensor) -> Tensor:
     """Another handle on the same value, with the same history; foreign memory is copied."""
-    value = exchange.own_value(x)
-    return wrap(value._value, x._node)
+    owned = exchange.own_value(x)
+    value = owned._value
+    if x._node is None or not grad_mode.enabled:
+        return alias(owned)
+    # a node of its own: its hooks and its gradient are not those of x, and it is no leaf
+    return wrap(value, apply(movement.reshape, x, shape=x.shape)._node)
 
 
 def _reshape(x: Tensor, *shape: Any) -> Tensor:

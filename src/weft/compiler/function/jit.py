@@ -32,7 +32,7 @@ from weft.compiler.function.arguments import (
     read_call,
     sizes_of,
 )
-from weft.compiler.function.closures import Read, closed_over, held_by_objects
+from weft.compiler.function.closures import Plain, Read, closed_over, held_by, is_stateful
 from weft.compiler.function.compiled_function import Compiled
 from weft.compiler.function.donation import expected_donations, gradients_beside
 from weft.compiler.function.fastcall.repeated_calls import RepeatedCalls
@@ -44,6 +44,7 @@ from weft.compiler.report.device_report import DeviceExplanation, DeviceMemory
 from weft.compiler.report.explain import Explanation, explanation
 from weft.compiler.report.memory_use import MemoryReport
 from weft.compiler.targets.target import Executable
+from weft.core import trees
 from weft.core.errors import ArgumentError, TraceError
 from weft.core.guards import Guard, Guards
 from weft.core.records import frozen
@@ -94,7 +95,9 @@ class Jit:
         """For calls of one kind, arguments whose having a gradient matters."""
         self._outside: list[Read] | None = None
         self._takes_objects = False
-        """Whether an argument was once an object that is no tree and holds tensors."""
+        """Whether an argument was once an object that may hold other values in each call."""
+        self._counted: set[str] = set()
+        """Plain variables that the function changes itself while it is traced."""
         self._repeated = RepeatedCalls()
         self.compilations = Compilations()
         update_wrapper(self, f, updated=())  # a module's attributes stay its own
@@ -109,8 +112,7 @@ class Jit:
         converted = arrays_as_tensors(args, kwargs)
         if converted is not None:
             return self(*converted[0], **converted[1])
-        if not self._takes_objects and held_by_objects(args, kwargs):
-            self._takes_objects = True
+        if self._starts_with_objects(args, kwargs):
             outside = self.values_outside(args, kwargs)
         key = self._repeated.key(args, kwargs, outside)
         call = self._read(args, kwargs)
@@ -123,22 +125,40 @@ class Jit:
         """A method of an object, where the function was compiled as one of its class."""
         return self if instance is None else BoundJit(self, instance)
 
-    def values_outside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """What the function closes over holds now, and what objects among its arguments hold.
-
-        Such an object is known by its identity, so its tensors are read anew at each call.
-        """
+    def _values(self) -> list[Any]:
+        """What the function closes over holds now."""
         if self._outside is None:
             self._outside = closed_over(self._f)
-        values = [read() for read in self._outside]
-        return [*values, *held_by_objects(args, kwargs)] if self._takes_objects else values
+        return [read() for read in self._outside]
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         args, kwargs = arrays_as_tensors(args, kwargs) or (args, kwargs)
-        self._takes_objects = self._takes_objects or bool(held_by_objects(args, kwargs))
+        self._starts_with_objects(args, kwargs)
         call = read_call(args, kwargs, self.values_outside(args, kwargs))
         call.distinguish(self._looked_at.get(call.kind, frozenset()))
         return call
+
+    def values_outside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """What the function closes over, and what objects among its arguments hold."""
+        if not self._takes_objects:
+            return self._values()
+        return [*self._values(), *(read() for read in self._reads_of_objects(args, kwargs))]
+
+    def _starts_with_objects(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether this call is the first one with objects, which all later ones look into."""
+        if self._takes_objects:
+            return False
+        self._takes_objects = any(is_stateful(x) for x in trees.leaves((args, kwargs)))
+        return self._takes_objects
+
+    def _reads_of_objects(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Read]:
+        """How to read what is held by arguments that are objects of the user's own classes."""
+        objects = [x for x in trees.leaves((args, kwargs)) if is_stateful(x)]
+        reads = held_by(objects, self._f) if objects else []
+        return [read for read in reads if not self._is_counted(read)]
+
+    def _is_counted(self, read: Read) -> bool:
+        return isinstance(read, Plain) and read.name in self._counted
 
     def graph(self, *args: Any, **kwargs: Any) -> Graph:
         """The graph of a call with these arguments; nothing is run."""
@@ -158,7 +178,7 @@ class Jit:
         call = self._read(args, kwargs)
         types = [general.get(id(handle), handle.type) for handle in call.handles]
         recording = self._record_for(call, types, unifier)
-        outside = self.values_outside(call.args, call.kwargs)
+        outside = self.values_outside(args, kwargs)
         return call, recording, names_of(self._f, (call.args, call.kwargs, outside), recording)
 
     def program(self, *args: Any, **kwargs: Any) -> Executable:
@@ -176,7 +196,7 @@ class Jit:
         types = [source.read(call.handles).type for source in recording.sources]
         if found.spans_devices:
             return found.device_explanation(types)
-        outside = self.values_outside(call.args, call.kwargs)
+        outside = self.values_outside(args, kwargs)
         names = names_of(self._f, (call.args, call.kwargs, outside), recording)
         given = lambda made: expected_donations(recording, made)  # noqa: E731
         made = explanation(
@@ -274,7 +294,21 @@ class Jit:
         return recording
 
     def _record_call(self, call: Call, types: Sequence[TensorType]) -> Recording:
-        return record(call.handles, lambda: self._f(*call.args, **call.kwargs), types, call.device)
+        plain = [
+            (read, read.key())
+            for read in (*(self._outside or ()), *self._reads_of_objects(call.args, call.kwargs))
+            if isinstance(read, Plain)
+        ]
+        recording = record(
+            call.handles, lambda: self._f(*call.args, **call.kwargs), types, call.device
+        )
+        changed = {read.name for read, key in plain if key is not None and read.key() != key}
+        if changed:
+            self._counted |= changed
+            self._outside = [read for read in self._outside or () if not self._is_counted(read)]
+            call.kind = self._read(call.args, call.kwargs).kind
+            call.distinguish(self._looked_at.get(call.kind, frozenset()))
+        return recording
 
     def _make_program(
         self, call: Call, types: Sequence[TensorType], recording: Recording, reason: str
@@ -330,7 +364,9 @@ def jit(
 
     Arguments are trees of tensors and of values that are part of the program's key. Tensors that
     the function rebinds (parameters, moments, gradients, the generator's counter) are written back.
-    Whatever is no tensor is static; `static_argnames` may say so for readers.
+    Whatever is no tensor is static; `static_argnames` may say so for readers. Python values that
+    the function closes over, and attributes of objects, count as they are at each call; NumPy
+    arrays of more than a few elements that are written to are better passed as arguments.
 
     With a budget such as `memory="300MB"` the program computes values twice instead of keeping
     them, until what `step.memory(...).peak` says fits; it is then compiled for each size by itself.

@@ -39,6 +39,7 @@ from weft.ir.autocast import AUTOCAST
 from weft.ir.dispatch import active_trace
 from weft.ir.graph import Atom, Graph, Literal, Variable
 from weft.ir.lifting import Lifting, here, lift
+from weft.ir.reverse import recording
 from weft.ir.tape import Leaf, Node, Projection
 from weft.ir.tensor import Tensor, Traced, grad_mode, traces, wrap
 from weft.ir.tracing import GraphTrace, place_of, substitute
@@ -261,7 +262,8 @@ def record(
     trace.device = device
     target_of(device).start()
     before = [*traces.stack], traces.recording, traces.keeper, here.table, here.block
-    modes = grad_mode.enabled, scopes.module, scopes.phase, GENERATOR.here.counter
+    gradients = grad_mode.enabled, grad_mode.stopped
+    modes = scopes.module, scopes.phase, GENERATOR.here.counter
     autocast = AUTOCAST.get()
     paused = pause_collection()
     try:
@@ -277,7 +279,8 @@ def record(
         # A signal may come at any call, also where a block that ends is about to tidy up. There is
         # none between plain assignments, so that this thread is out of the trace in any case.
         traces.stack, traces.recording, traces.keeper, here.table, here.block = before
-        grad_mode.enabled, scopes.module, scopes.phase, GENERATOR.here.counter = modes
+        grad_mode.enabled, grad_mode.stopped = gradients
+        scopes.module, scopes.phase, GENERATOR.here.counter = modes
         if paused:
             gc.enable()
         AUTOCAST.set(autocast)
@@ -293,11 +296,12 @@ def _finish(
         return len(outputs) - 1
 
     shown = tuple(Output(put(r._value)) if isinstance(r, Tensor) else r for r in results)
-    writes = [
-        write
-        for held in trace.held.values()
-        for write in _writes_to_handle(held, put, trace.written_gradients)
-    ]
+    with recording(False, asked=True):  # what is written has no history in any case
+        writes = [
+            write
+            for held in trace.held.values()
+            for write in _writes_to_handle(held, put, trace.written_gradients)
+        ]
     if drawn is not None:
         writes.append(Write(Source(), put(drawn)))
     graph, sources = _used_graph(trace, outputs)

@@ -113,7 +113,10 @@ def tensor(
 
 def _copy_tensor(made: Tensor) -> Tensor:
     value = made._value
-    return wrap(np.array(value), made._node) if is_host(value) else alias(made)
+    copied = alias(made)
+    if is_host(value):
+        copied._value = np.array(value)
+    return copied
 
 
 def _require_inexact(x: Tensor) -> None:

@@ -30,7 +30,7 @@ from weft.core.errors import (
 from weft.core.host_memory import fits_memory
 from weft.core.trees import endless_tree_error
 from weft.ir.dispatch import apply
-from weft.ir.tensor import Tensor, wrap
+from weft.ir.tensor import Tensor, grad_mode, wrap
 from weft.ops.dlpack import CUDA_KIND, import_array
 from weft.ops.movement import concatenate, reshape
 from weft.ops.operands import array_tensor, convert_to, promote_operands, span
@@ -163,7 +163,8 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> T
 def _taken_through_dlpack(x: Any, copy: bool | None) -> Tensor:
     if isinstance(x, Tensor):
         value = x._value
-        return wrap(value.copy() if copy and is_host(value) else value, x._node)
+        taken = value.copy() if copy and is_host(value) else value
+        return wrap(taken, x._node if grad_mode.enabled else None)
     if not hasattr(x, "__dlpack__"):
         raise ArgumentTypeError(
             "from_dlpack",
