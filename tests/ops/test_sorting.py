@@ -206,3 +206,47 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[wf.WeftError], str, str]] =
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_explained(name: str) -> None:
     check_refusal(MISTAKES[name], __file__)
+
+
+# --- large tensors, which are sorted by compiled code ------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(4096,), (64, 65), (3, 5000), (8191,)])
+def test_large_tensors_are_sorted_as_small_ones_are(
+    shape: tuple[int, ...], rng: np.random.Generator
+) -> None:
+    values = rng.integers(-40, 40, shape).astype("float32") / 4  # with many ties
+    values.flat[::97] = np.nan
+    values.flat[5::101] = np.inf
+    values.flat[7::103] = -0.0
+    x = wf.tensor(values)
+    calls = {
+        "sort": lambda: wf.sort(x),
+        "sort down": lambda: wf.sort(x, descending=True),
+        "argsort": lambda: wf.argsort(x),
+        "argsort down": lambda: wf.argsort(x, descending=True),
+        "first axis": lambda: wf.argsort(x, axis=0),
+        "values": lambda: wf.topk(x, 7)[0],
+        "places": lambda: wf.topk(x, 7)[1],
+    }
+    for name, call in calls.items():
+        found = [call().numpy() for _ in range(3)]  # the second and third call go quicker ways
+        with wf.settings.changed(eager="reference"):
+            expected = call().numpy()
+        for each in found:
+            np.testing.assert_array_equal(each, expected, err_msg=name)
+    order = wf.argsort(x).numpy()
+    np.testing.assert_array_equal(order, np.argsort(values, axis=-1, kind="stable"))
+
+
+def test_gradients_go_through_large_sorts_and_running_sums(rng: np.random.Generator) -> None:
+    values = rng.permutation(6000).astype("float32")
+    weights = wf.tensor(rng.standard_normal(6000).astype("float32"))
+    for call in (wf.sort, lambda x: wf.cumulative_sum(x), lambda x: wf.topk(x, 6000)[0]):
+        found = []
+        for way in ("native", "reference"):
+            with wf.settings.changed(eager=way):
+                x = wf.tensor(values, requires_grad=True)
+                (call(x) * weights).sum().backward()
+                found.append(x.grad.numpy())
+        np.testing.assert_allclose(found[0], found[1], rtol=1e-3, atol=1e-3)

@@ -36,7 +36,7 @@ from weft.ir.autocast import AUTOCAST
 from weft.ir.call_keys import DEEPEST, SIMPLE, plain_key, static_key
 from weft.ir.constants import beside_operands
 from weft.ir.dispatch import OBSERVERS, bind
-from weft.ir.kinds import Contraction, Random, Reduction, Window
+from weft.ir.kinds import Contraction, Cumulative, Random, Reduction, Sort, Window
 from weft.ir.number_arrays import number_reader
 from weft.ir.primitive import PRIMITIVES
 from weft.ir.tensor import Tensor, grad_mode, traces
@@ -66,7 +66,9 @@ COMPOSED = 8
 which costs by reference about as much as the call of a program does. What is smaller still, most
 of what people try by hand, compiles nothing."""
 
-WORTHWHILE: dict[type, int] = {Contraction: 16, Reduction: 64, Random: 4, Window: 4}
+WORTHWHILE: dict[type, int] = {
+    Contraction: 16, Cumulative: 16, Random: 4, Reduction: 64, Sort: 16, Window: 4,
+}  # fmt: skip
 """The kinds of primitives that run compiled by themselves, beside element-wise ones, and from how
 many times `eager_elements` on. Others move elements, which NumPy does by views or as quickly, or
 are opaque."""
