@@ -94,6 +94,7 @@ BARE_NAMES = {"compiler": 8, "core": 1, "onnx": 1, "ops": 1}
 NO_MACHINES_NUMBERS: dict[str, dict[str, set[str]]] = {
     "a bound on the compiler's own work or memory": {
         "function.arguments": {"PROGRAMS"},
+        "function.changing_values": {"MANY"},
         "function.closures": {"DEPTH", "FEW"},
         "function.fastcall.repeated_calls": {"PATIENCE", "RENEWAL"},
         "function.program_cache": {"DRAFTS", "KEPT"},

@@ -9,6 +9,7 @@ import pytest
 
 import weft as wf
 from weft import nn
+from weft.compiler.function.changing_values import MANY
 
 X = wf.tensor([1.0, 2.0])
 SCALE: Any = 2.0
@@ -176,3 +177,45 @@ def test_a_method_of_a_module_may_be_compiled() -> None:
     with wf.no_grad():
         net.weight += 1.0
     assert net(X).tolist() == [2.0, 6.0]
+
+
+# --- values that change in every call ------------------------------------------------------------
+
+
+def test_the_user_is_told_once_of_a_number_that_is_new_in_every_call() -> None:
+    @wf.jit
+    def scaled(x: wf.Tensor, rate: float, mode: str) -> wf.Tensor:
+        return x * rate
+
+    for step in range(MANY):
+        assert scaled(wf.ones(2), 0.5 * step, "sum").tolist() == [0.5 * step] * 2
+    with pytest.warns(UserWarning, match="as rate had ever new values") as told:
+        scaled(wf.ones(2), 8.0, "sum")
+    assert "rate = wf.tensor(8.0)" in str(told[0].message)
+    assert told[0].filename == __file__
+    for step in range(4):  # and not again
+        scaled(wf.ones(2), 9.0 + step, "sum")
+
+
+def test_a_closed_over_number_that_changes_is_named_and_a_tensor_is_not() -> None:
+    rate: Any = 0.0
+    scaled = wf.jit(lambda x: x * rate)
+    for step in range(MANY):
+        rate = 0.5 * step
+        assert scaled(wf.ones(2)).tolist() == [rate] * 2
+    rate = 8.0
+    with pytest.warns(UserWarning, match="as rate had ever new values"):
+        scaled(wf.ones(2))
+    compiled = len(scaled.compilations)
+    for step in range(4):
+        rate = wf.tensor(0.5 * step)
+        assert scaled(wf.ones(2)).tolist() == [0.5 * step] * 2
+    assert len(scaled.compilations) == compiled + 1
+
+
+def test_other_sizes_and_dtypes_are_no_changing_values() -> None:
+    double = wf.jit(lambda x, factor: x * factor)
+    for dtype in ("float32", "float64", "int32", "int64"):
+        for rank in range(5):
+            double(wf.ones((2,) * rank, dtype=dtype), 2)
+    assert len(double.compilations) > MANY

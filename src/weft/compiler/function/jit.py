@@ -32,7 +32,8 @@ from weft.compiler.function.arguments import (
     read_call,
     sizes_of,
 )
-from weft.compiler.function.closures import Plain, Read, closed_over, held_by, is_stateful
+from weft.compiler.function.changing_values import ChangingValues
+from weft.compiler.function.closures import ATOMS, Plain, Read, closed_over, held_by, is_stateful
 from weft.compiler.function.compiled_function import Compiled
 from weft.compiler.function.donation import expected_donations, gradients_beside
 from weft.compiler.function.fastcall.repeated_calls import RepeatedCalls
@@ -98,6 +99,7 @@ class Jit:
         """Whether an argument was once an object that may hold other values in each call."""
         self._counted: set[str] = set()
         """Plain variables that the function changes itself while it is traced."""
+        self._changing = ChangingValues()
         self._repeated = RepeatedCalls()
         self.compilations = Compilations()
         update_wrapper(self, f, updated=())  # a module's attributes stay its own
@@ -115,8 +117,10 @@ class Jit:
         if self._starts_with_objects(args, kwargs):
             outside = self.values_outside(args, kwargs)
         key = self._repeated.key(args, kwargs, outside)
-        call = self._read(args, kwargs)
+        call, before = self._read(args, kwargs), len(self.compilations)
         found = self._find(call)
+        if len(self.compilations) > before:
+            self._changing.note(getattr(self, "__name__", "it"), self._plain_values(args, kwargs))
         if call.handles:  # else it is computed on the default device, which may change
             self._repeated.remember(key, call.handles, found)
         return found(call.handles)
@@ -156,6 +160,16 @@ class Jit:
         objects = [x for x in trees.leaves((args, kwargs)) if is_stateful(x)]
         reads = held_by(objects, self._f) if objects else []
         return [read for read in reads if not self._is_counted(read)]
+
+    def _plain_values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The numbers and text that a call is given or reads from outside, by name."""
+        reads = [*(self._outside or ()), *self._reads_of_objects(args, kwargs)]
+        values = {read.name: read() for read in reads if isinstance(read, Plain)}
+        try:
+            values |= signature(self._f).bind(*args, **kwargs).arguments
+        except (TypeError, ValueError):  # of a function that has no signature
+            values |= kwargs
+        return {name: value for name, value in values.items() if type(value) in ATOMS}
 
     def _is_counted(self, read: Read) -> bool:
         return isinstance(read, Plain) and read.name in self._counted
