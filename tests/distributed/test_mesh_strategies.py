@@ -24,7 +24,7 @@ WEIGHTS = [(16, 8), (16,), (16, 16), (16,), (4, 16), (4,)]
 PLAN = {"0.*": split(0, "model"), "2.weight": split(1, "model")}
 FREE_LINKS = Costs(latency=0.0, bandwidth=1e15)
 SLOW_PRODUCTS = Costs(latency=1e-3, flops=1e6, memory=1e8, bandwidth=1e9, overhead=0.02)
-SLOW_WORK = Costs(latency=1e-3, flops=1e6, memory=1e9, bandwidth=1e15)
+NARROW_LINKS = Costs(latency=1e-4, flops=1e6, memory=1e9, bandwidth=1e5)
 
 
 def _model() -> nn.Sequential:
@@ -176,7 +176,7 @@ CHOICES = [
     (2, FREE_LINKS, None, "SplitStrategy", "Mesh(data=2, model=1)"),
     (2, None, 8000, "PipelineStrategy", "Mesh(data=1, stage=2)"),
     (4, FREE_LINKS, None, "PlannedMeshStrategy", "Mesh(data=2, model=2)"),
-    (4, SLOW_WORK, None, "PipelineStrategy", "Mesh(data=2, stage=2)"),
+    (4, NARROW_LINKS, None, "PipelineStrategy", "Mesh(data=2, stage=2)"),  # half the gradients
 ]
 
 

@@ -253,6 +253,7 @@ def test_placements_spread_backward_to_inputs_that_are_open() -> None:
 
 def test_random_numbers_are_those_of_the_whole_program_on_every_mesh() -> None:
     f = lambda: wf.random.normal((8, 4), key=wf.random.key(3)) + 0.0  # noqa: E731
-    wanted = f().numpy()
+    with wf.settings.changed(eager="reference"):  # as the parts are computed here
+        wanted = f().numpy()
     for seed in range(2 * len(MESHES)):
         np.testing.assert_array_equal(partition_at_random(f, seed)().numpy(), wanted)

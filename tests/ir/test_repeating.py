@@ -10,6 +10,7 @@ import pytest
 import weft as wf
 from weft import nn, optim
 from weft.ir import Graph, Repetition
+from weft.ir.reverse import recording
 
 VECTOR, MATRIX = wf.spec("float32", (3,)), wf.spec("float32", (2, 3))
 
@@ -28,7 +29,7 @@ def repeated(f: Any, *kinds: Any) -> tuple[Graph, int]:
                 calls += 1
                 return [f(x)]
 
-            with wf.no_grad():
+            with recording(False):
                 results += repetition(None, call, [x])
         return results
 
@@ -65,7 +66,7 @@ def test_copies_compute_what_the_function_does() -> None:
 def test_what_depends_on_no_argument_is_shared() -> None:
     def f(rate: wf.Tensor, *tensors: wf.Tensor) -> list[wf.Tensor]:
         repetition = Repetition()
-        with wf.no_grad():
+        with recording(False):
             return [repetition(None, lambda x=x: [x * wf.exp(rate)], [x])[0] for x in tensors]
 
     graph = wf.ir.trace(f, *[VECTOR] * 4)

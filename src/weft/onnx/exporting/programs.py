@@ -101,14 +101,19 @@ def trace_program(f: Callable[..., Any], args: Any, dynamic: Dynamic) -> Program
     )
 
 
+COPIES = ("broadcast_to", "stop_gradient")
+"""What a parameter goes through as it is copied, without a derivative, when the call begins."""
+
+
 def _without_writes(graph: Any, count: int, names: Sequence[str]) -> tuple[Any, list[str]]:
     """A graph with its first results alone, and the inputs that its other results do not keep."""
     makers = {result: node for node in graph.nodes for result in node.results}
     written = []
     for name, before, after in zip(names, graph.inputs, graph.outputs[count:], strict=True):
-        maker: Any = makers.get(after)  # of a parameter, the copy with which the call began
-        is_copy = maker is not None and maker.primitive.name == "broadcast_to"
-        if after is not before and not (is_copy and maker.operands[0] is before):
+        kept = after
+        while kept in makers and makers[kept].primitive.name in COPIES:
+            (kept,) = makers[kept].operands
+        if kept is not before:
             written.append(name)
     return wf.ir.Graph(graph.inputs, graph.nodes, graph.outputs[:count]), written
 
