@@ -97,7 +97,8 @@ What to know:
 - **State.** Modules and optimisers are trees that a compiled function may write to; what it
   writes is written back after the call. Pure functions work as they do in JAX.
 - **Python numbers** that a compiled function is given or closes over are part of the program, and
-  are read at each call. One that changes in every call is made a tensor: `step(w, wf.tensor(rate))`.
+  are read at each call. Write one that changes in every call as a tensor:
+  `step(w, wf.tensor(rate))`.
 - **Random numbers** take `key=`; without one a global generator gives it, and `wf.random.seed`
   begins anew.
 - **float64** needs no switch: `wf.zeros(3, dtype="float64")`.

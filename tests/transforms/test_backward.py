@@ -14,7 +14,7 @@ from tests.quiet import wait_for_quiet
 import weft as wf
 from weft.core.errors import ArgumentTypeError, DTypeError, GradientError, ShapeError
 from weft.ir import tape
-from weft.ir.reverse import reachable_nodes
+from weft.ir.tape_order import reachable_nodes
 
 
 def leaf(value: object) -> wf.Tensor:

@@ -10,7 +10,7 @@ import pytest
 from tests.quiet import wait_for_quiet
 
 import weft as wf
-from weft.ir.reverse import reachable_nodes
+from weft.ir.tape_order import reachable_nodes
 
 
 def double(value: Any) -> wf.Tensor:

@@ -20,7 +20,7 @@ from weft.core.shapes import Dimension
 from weft.core.types import TensorType
 from weft.ir.dispatch import active_trace, apply, is_collective_over
 from weft.ir.primitive import PRIMITIVES, Primitive
-from weft.ir.reverse import next_node_number, off_finished_tapes
+from weft.ir.tape_order import next_node_number, off_finished_tapes
 from weft.ir.tensor import Tensor, Trace, Traced, traces, wrap
 
 

@@ -29,9 +29,14 @@ Rule = Callable[..., Any]
 
 @frozen
 class Linear:
-    """The result is linear in this operand alone."""
+    """The result is linear in this operand alone.
+
+    `of_arrays`, where it is there, gives what `transpose` does for an array of the host, the shape
+    of the only operand, and the parameters, with less work; or None for another array.
+    """
 
     transpose: Rule
+    of_arrays: Rule | None = None
 
 
 @frozen
@@ -80,9 +85,9 @@ OperandDerivative = Linear | Additive | Tangent | Constant
 Derivatives = Sequence[OperandDerivative] | Every | Joint
 
 
-def linear(transpose: Rule) -> Linear:
+def linear(transpose: Rule, *, of_arrays: Rule | None = None) -> Linear:
     """The derivative by an operand that the result is linear in; `transpose` is its adjoint."""
-    return Linear(transpose)
+    return Linear(transpose, of_arrays)
 
 
 def additive(transpose: Rule) -> Additive:

@@ -251,18 +251,15 @@ def large_elementwise(primitive: Primitive) -> Callable[[tuple[Tensor, ...]], Te
         key, is_recorded = tuple(parts), has_node and grad_mode.enabled
         if is_recorded and not primitive.is_multilinear:
             return compute_first(key, operands)
-        found = known.get(key)
-        made = None if found is None else compute_again(found, arrays)
+        found, made = known.get(key), None
+        if found is not None and traces.device is None and traces.keeper is None:
+            compute_known, elements = found
+            if AUTOCAST.get() is None and elements == settings.eager_elements and is_native():
+                made = compute_known(arrays)
         result = compute_first(key, operands) if made is None else wrap(made[0])
         if is_recorded and result is not None:
             record(primitive, {}, operands, result)
         return result
-
-    def compute_again(found: tuple[Compute, int], arrays: Sequence[Any]) -> Any:
-        compute_known, elements = found
-        is_usual = traces.device is None and traces.keeper is None and AUTOCAST.get() is None
-        is_same = is_usual and elements == settings.eager_elements and is_native()
-        return compute_known(arrays) if is_same else None
 
     def compute_first(key: Hashable, operands: tuple[Tensor, ...]) -> Tensor | None:
         for operand in operands:

@@ -18,7 +18,8 @@ from weft.core.errors import GradientError, Unsupported
 from weft.ir.derivatives import Additive, Constant, Joint, Linear
 from weft.ir.dispatch import active_trace, bind
 from weft.ir.primitive import PRIMITIVES, Primitive
-from weft.ir.reverse import next_node_number, off_finished_tapes, zeros
+from weft.ir.reverse import zeros
+from weft.ir.tape_order import next_node_number, off_finished_tapes
 from weft.ir.tensor import Tensor, Trace, Traced, grad_mode, host_array, wrap
 
 Tangents = Sequence[Tensor | None]

@@ -20,64 +20,19 @@ from functools import wraps
 from typing import Any, ParamSpec
 
 from weft.core.arrays import CONCRETE, HostArray
-from weft.core.errors import WeftError
-from weft.core.records import field, frozen
+from weft.core.records import frozen
 from weft.core.wrong_calls import RECALLS
+from weft.ir.applications import Application, Sequential, traced_sequence
 from weft.ir.autocast import AUTOCAST
 from weft.ir.call_keys import plain_key
-from weft.ir.dispatch import OBSERVERS, evaluate
+from weft.ir.dispatch import OBSERVERS
 from weft.ir.eager import Forms, is_native
-from weft.ir.eager_primitives import Compute, known_computation
 from weft.ir.elsewhere import one_program
-from weft.ir.graph import Graph, Literal
-from weft.ir.kinds import Collective, Control
-from weft.ir.parts import as_part
-from weft.ir.primitive import Primitive
-from weft.ir.tape import record
-from weft.ir.tensor import Tensor, grad_mode, traces, wrap
-from weft.ir.tracing import trace
-from weft.ir.walking import is_pure
+from weft.ir.tensor import Tensor, traces, wrap
 
 Parameters = ParamSpec("Parameters")
 MOST_CALLS = 1024
 """How many kinds of calls of one function are remembered before all are forgotten."""
-LONGEST = 8
-"""Primitives of a function that is remembered, at most."""
-
-
-@frozen
-class Application:
-    """A primitive that is applied to operands, tensors of the call, or earlier results."""
-
-    primitive: Primitive
-    params: dict[str, Any]
-    places: tuple[int, ...]
-    has_derivative: bool
-    known: list[Compute | None] = field(default_factory=list)
-    """What computes it with less work, or None where nothing does. Empty at first."""
-
-    def __call__(self, given: Sequence[Tensor]) -> Tensor:
-        """The result for tensors of the kinds that were remembered, with its place on the tape."""
-        arrays = [x._value for x in given]
-        known = self.known[0] if self.known else None
-        made = known(arrays) if known is not None and is_native() else None
-        result = self._compute(arrays) if made is None else wrap(made[0])
-        if self.has_derivative and grad_mode.enabled:
-            for x in given:
-                if x._node is not None:
-                    record(self.primitive, self.params, tuple(given), result)
-                    break
-        if self.primitive.part is not None:
-            as_part(result, given[0], (self.primitive.part, self.params))
-        return result
-
-    def _compute(self, arrays: list[Any]) -> Tensor:
-        result: Tensor = evaluate(self.primitive, arrays, self.params)
-        if self.known or not arrays:
-            return result
-        if all(type(array) is HostArray for array in arrays):
-            self.known[:] = [known_computation(self.primitive, arrays, self.params)]
-        return result
 
 
 @frozen
@@ -200,39 +155,15 @@ def _trace_call(
 
         return [f(*put(tuple(args)), **{name: put(value) for name, value in kwargs.items()})]
 
-    try:
-        closure = trace(of_tensors, [x.type for x in operands])
-    except WeftError:  # it looks at values
+    traced = traced_sequence(of_tensors, [x.type for x in operands])
+    return None if traced is None else _call_of_sequence(traced[0], len(operands))
+
+
+def _call_of_sequence(sequence: Sequential, count: int) -> Remembered | None:
+    """A sequence of applications to so many tensors; None where it is none, or gives no result."""
+    constants, applications = tuple(map(wrap, sequence.constants)), sequence.applications
+    (result,) = sequence.results
+    if result < count + len(constants) or not all(each.places for each in applications):
         return None
-    return None if closure.captured else _graph_applications(closure.graph)
-
-
-def _graph_applications(graph: Graph) -> Remembered | None:
-    """The nodes of a graph as applications; None where it is too long, or not plain."""
-    is_short = 0 < len(graph.nodes) <= LONGEST
-    if not is_short or not all(map(_is_replayed, graph.nodes)):
-        return None
-    places: dict[Any, int] = {variable: place for place, variable in enumerate(graph.inputs)}
-    constants: list[Tensor] = []
-    for node in graph.nodes:
-        for atom in node.operands:
-            if isinstance(atom, Literal) and id(atom) not in places:
-                places[id(atom)] = len(graph.inputs) + len(constants)
-                constants.append(wrap(atom.value))
-    applications = []
-    for node in graph.nodes:
-        given = tuple([places[id(a) if isinstance(a, Literal) else a] for a in node.operands])
-        is_inexact = node.results[0].type.dtype.is_inexact
-        applications.append(Application(node.primitive, node.params, given, is_inexact))
-        places[node.results[0]] = len(places)
-    (output,) = graph.outputs
-    if isinstance(output, Literal) or output in graph.inputs:
-        return None
-    is_single = len(applications) == 1 and given == tuple(range(len(graph.inputs)))
-    return Remembered(tuple(constants), tuple(applications), places[output], is_single)
-
-
-def _is_replayed(node: Any) -> bool:
-    primitive = node.primitive
-    is_plain = not primitive.multiple and not isinstance(primitive.kind, Collective | Control)
-    return is_plain and is_pure(node) and bool(node.operands)
+    is_single = len(applications) == 1 and applications[0].places == tuple(range(count))
+    return Remembered(constants, applications, result, is_single)

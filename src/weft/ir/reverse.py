@@ -16,8 +16,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ContextDecorator
 from heapq import heapify, heappop, heappush
-from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -31,16 +30,16 @@ from weft.core.settings import settings
 from weft.core.shapes import Shape
 from weft.core.types import TensorType
 from weft.ir.abstract import AbstractTrace
-from weft.ir.autocast import autocast_to
+from weft.ir.applications import KnownPull, known_pull
+from weft.ir.autocast import AUTOCAST, autocast_to
 from weft.ir.derivatives import Additive, Constant, Joint, Linear, OperandDerivative
 from weft.ir.dispatch import OBSERVERS, active_trace, apply, quiet
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.small_derivatives import RULES, array_rule
 from weft.ir.tape import Hook, Leaf, Node, Projection
+from weft.ir.tape_order import AnyNode, nodes_between
 from weft.ir.tensor import Tensor, Traced, constants_on, grad_mode, traces, wrap
 
-AnyNode = Node | Leaf | Projection
-T = TypeVar("T", bound=Tensor | None)
 GENERATIONS = 100
 """How many gradients, each at values computed from the one before, are kept without a warning."""
 
@@ -68,89 +67,6 @@ class recording(ContextDecorator):  # noqa: N801  a context manager, called as a
         return recording(self.enabled, self.asked)  # a function may be run by several threads
 
 
-def reachable_nodes(roots: Sequence[AnyNode | None]) -> list[AnyNode]:
-    """All nodes that the roots were computed from, latest first: an order to go back in."""
-    seen: set[AnyNode] = {root for root in roots if root is not None}
-    stack = list(seen)
-    while stack:
-        for parent in stack.pop().parents:
-            if parent is not None and parent not in seen:
-                seen.add(parent)
-                stack.append(parent)
-    return sorted(seen, key=_number, reverse=True)
-
-
-def nodes_between(
-    roots: Sequence[AnyNode | None], stops: Sequence[AnyNode], oldest: int
-) -> tuple[list[AnyNode], bool]:
-    """The nodes on a way from the roots back to the stops, latest first.
-
-    Also whether the roots depend on anything else: nodes numbered before `oldest`, or a tensor's
-    leaf. The argument of a derivative inside, which is over, is nothing that anyone can ask for.
-    """
-    live: set[AnyNode] = set(stops)
-    visited: set[AnyNode] = set()
-    elsewhere = False
-    stack = [root for root in roots if root is not None]
-    # Back from the roots: parents have smaller numbers, so older nodes lead to no stop.
-    while stack:
-        node = stack.pop()
-        if node in visited:
-            continue
-        if node in live:
-            visited.add(node)
-        elif node.number < oldest or (type(node) is Leaf and node.handle is not None):
-            elsewhere = True
-        else:
-            visited.add(node)
-            stack.extend(parent for parent in node.parents if parent is not None)
-    # Forward again: a node is on a way where one of its parents is.
-    ascending = sorted(visited, key=_number)
-    for node in ascending:
-        if any(parent in live for parent in node.parents):
-            live.add(node)
-    return [node for node in reversed(ascending) if node in live], elsewhere
-
-
-_number = attrgetter("number")
-
-
-def next_node_number() -> int:
-    """A number that all nodes to come are above, and those there are below."""
-    return Leaf().number
-
-
-def off_finished_tapes(results: Sequence[T], since: int) -> list[T]:
-    """Results without the places on the tape from which no derivative can be asked for any more.
-
-    A derivative that is taken inside of a transform records on the values behind the transform's
-    own, too. What it recorded after the number `since` ends at its own arguments, which are gone:
-    only a way to older nodes or to a tensor's leaf is kept.
-    """
-    roots = [each._node for each in results if each is not None and each._node is not None]
-    if not roots:
-        return list(results)
-    recent: set[AnyNode] = set()
-    asked: set[AnyNode | None] = set()
-    stack = roots
-    while stack:
-        node = stack.pop()
-        if node.number < since or (type(node) is Leaf and node.handle is not None):
-            asked.add(node)
-        elif node not in recent:
-            recent.add(node)
-            stack.extend(parent for parent in node.parents if parent is not None)
-    for node in sorted(recent, key=_number):  # parents before what was computed from them
-        if any(parent in asked for parent in node.parents):
-            asked.add(node)
-    asked.add(None)
-    return [
-        each if each is None or each._node in asked else wrap(each._value)  # type: ignore[misc]
-        for each in results
-    ]
-
-
-@autocast_to(None)  # what was cast on the way forth says the dtypes of the way back
 def backpropagate(
     order: Sequence[AnyNode],
     seeds: Sequence[tuple[AnyNode | None, Tensor]],
@@ -164,6 +80,9 @@ def backpropagate(
     `release` frees each node's operands after use, as `.backward()` does by default. `attach`
     gives the operands their places on this tape, so that the cotangents are differentiable too.
     """
+    if AUTOCAST.get() is not None:  # what was cast on the way forth says the dtypes of the way back
+        with autocast_to(None):
+            return backpropagate(order, seeds, stops=stops, release=release, attach=attach)
     ends = frozenset(stops)
     if not traces.recording:
         if len(CONCRETE) == 1:
@@ -205,7 +124,7 @@ def _backpropagate(
                 scopes.module = _module_of(node.out)
             elif has_devices:
                 traces.device = _device_of(cotangent)
-            if not is_plain or not _propagate_small(cotangents, live, node, cotangent):
+            if not is_plain or not _propagate_quickly(cotangents, live, node, cotangent):
                 _propagate(cotangents, live, node, cotangent, attach)
             if release:
                 node.values = node.out = None
@@ -245,15 +164,42 @@ def _apply_hooks(hooks: list[Hook], cotangent: Tensor) -> Tensor:
     return cotangent
 
 
-def _propagate_small(
+def _propagate_quickly(
     cotangents: dict[Any, Any], live: frozenset[AnyNode], node: Node, cotangent: Any
 ) -> bool:
-    """`_propagate` for an element-wise primitive of small arrays; False where it is none."""
+    """`_propagate` for an array of the host, with less work; False where there is no such way."""
     values = node.values
-    if values is None or node.params or type(cotangent) is not Tensor:
+    if values is None or type(cotangent) is not Tensor:
         return False
     array = cotangent._value
-    if type(array) is not HostArray or not array.ndim or array.size >= settings.eager_elements:
+    if type(array) is not HostArray:
+        return False
+    if node.known is not None:
+        return _propagate_known(cotangents, live, node, values, cotangent)
+    if not node.params:
+        return _propagate_small(cotangents, live, node, values, array)
+    derivatives = node.primitive.derivatives
+    if type(derivatives) is not tuple or type(derivatives[0]) is not Linear:
+        return False
+    of_arrays, (parent, *others) = derivatives[0].of_arrays, node.parents
+    if of_arrays is None or others or parent not in live:
+        return False
+    back = of_arrays(array, values[0].shape, **node.params)
+    if back is None:
+        return False
+    _accumulate(cotangents, parent, wrap(back))
+    return True
+
+
+def _propagate_small(
+    cotangents: dict[Any, Any],
+    live: frozenset[AnyNode],
+    node: Node,
+    values: tuple[Any, ...],
+    array: Any,
+) -> bool:
+    """`_propagate` for an element-wise primitive of small arrays; False where it is none."""
+    if not array.ndim or array.size >= settings.eager_elements:
         return False
     dtype, shape = array.dtype, array.shape
     for value in values:
@@ -275,6 +221,50 @@ def _propagate_small(
             back, before = wrap(next(backs)), cotangents.get(parent)
             cotangents[parent] = back if before is None else before + back
     return True
+
+
+def _propagate_known(
+    cotangents: dict[Any, Any],
+    live: frozenset[AnyNode],
+    node: Node,
+    values: tuple[Any, ...],
+    cotangent: Tensor,
+) -> bool:
+    """`_propagate` for an application that is remembered; False where its way back cannot be."""
+    pulls = node.known.pulls
+    asked = tuple([parent in live for parent in node.parents])
+    if asked not in pulls:
+        pulls[asked] = _known_pull(node, values, asked, cotangent)
+    found = pulls[asked]
+    backs = None if found is None else found([cotangent._value, node.out, *values])
+    if backs is None:
+        return False
+    for parent, back in zip(node.parents, backs, strict=True):
+        if back is not None:
+            before = cotangents.get(parent)
+            cotangents[parent] = wrap(back) if before is None else before + wrap(back)
+    return True
+
+
+def _known_pull(
+    node: Node, values: tuple[Any, ...], asked: Sequence[bool], cotangent: Tensor
+) -> KnownPull | None:
+    """What the way back over an application applies, to give the cotangents asked for."""
+    primitive, params = node.primitive, node.params
+
+    def backs(cotangent: Tensor, out: Tensor, *operands: Tensor) -> Sequence[Tensor | None]:
+        given = [*operands]
+        if isinstance(primitive.derivatives, Joint):
+            joint: Sequence[Tensor | None] = primitive.derivatives.vjp(
+                cotangent, out, given, [*asked], **params
+            )
+            return joint
+        return [
+            pull(primitive, index, cotangent, out, given, params) if is_asked else None
+            for index, is_asked in enumerate(asked)
+        ]
+
+    return known_pull(backs, [each.type for each in (cotangent, *map(wrap, (node.out, *values)))])
 
 
 def _propagate(

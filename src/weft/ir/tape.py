@@ -34,7 +34,7 @@ NO_PARAMS: dict[str, Any] = {}
 class Node:
     """One recorded operation: operands' values, the nodes they came from, and the result."""
 
-    __slots__ = ("hooks", "number", "out", "params", "parents", "primitive", "values")
+    __slots__ = ("hooks", "known", "number", "out", "params", "parents", "primitive", "values")
 
     def __init__(
         self,
@@ -43,12 +43,15 @@ class Node:
         values: tuple[Any, ...] | None,
         parents: tuple[Any, ...],
         out: Any,
+        known: Any = None,
     ) -> None:
         self.primitive = primitive
         self.params = params
         self.values = values
         self.parents = parents
         self.out = out
+        self.known = known
+        """The application that it was, if that was remembered; see applications.py."""
         self.number = _next_number()
         self.hooks: list[Hook] | None = None
 

@@ -31,7 +31,8 @@ from weft.ir.tensor import Tensor, grad_mode, traces, wrap
 from weft.ops import sharding_rules as shardings
 from weft.ops.arithmetic import conj
 from weft.ops.cumulative import is_narrow
-from weft.ops.movement import inverse, transpose
+from weft.ops.movement import transpose
+from weft.ops.movement_backs import inverse
 from weft.ops.operands import DTYPE_CLASSES, wrong_dtype
 
 __all__: list[str] = []

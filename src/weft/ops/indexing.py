@@ -44,7 +44,8 @@ from weft.ops import sharding_rules as shardings
 from weft.ops.arithmetic import divide, multiply
 from weft.ops.comparison import equal
 from weft.ops.creation import iota
-from weft.ops.movement import broadcast_to, check_one_dtype, inverse, reshape
+from weft.ops.movement import broadcast_to, check_one_dtype, reshape
+from weft.ops.movement_backs import inverse
 from weft.ops.operands import DTYPE_CLASSES, convert_to, scalar_tensor, wrong_dtype
 from weft.ops.selection import where
 

@@ -27,9 +27,11 @@ from weft.ir.kinds import Movement
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.reverse import sum_to, zeros
 from weft.ir.tensor import Tensor
+from weft.ops import movement_backs as backs
 from weft.ops import movement_reads as reads
 from weft.ops import sharding_rules as shardings
 from weft.ops.families import batch_each
+from weft.ops.movement_backs import inverse
 
 __all__: list[str] = []
 
@@ -94,18 +96,18 @@ def _transpose_type(x: TensorType, order: Axes) -> TensorType:
     return x.with_shape(tuple([x.shape[axis] for axis in order]))
 
 
-def inverse(order: Sequence[int]) -> Axes:
-    """The permutation that undoes a permutation."""
-    return tuple(sorted(range(len(order)), key=order.__getitem__))
-
-
 transpose: Primitive = Primitive(
     "transpose",
     "The axes in another order: axis i of the result is axis order[i] of x.",
     kind=Movement(reads.of_transpose, view=lambda x, order: x.transpose(order)),
     type_rule=_transpose_type,
     reference=lambda x, order: np.transpose(x, order),
-    derivatives=[linear(lambda ct, x, order: bind(transpose, ct, order=inverse(order)))],
+    derivatives=[
+        linear(
+            lambda ct, x, order: bind(transpose, ct, order=inverse(order)),
+            of_arrays=backs.of_transpose,
+        )
+    ],
     batch=batch_each(
         lambda: transpose,
         lambda size, order: {"order": (0, *[axis + 1 for axis in order])},
@@ -187,7 +189,9 @@ reshape: Primitive = Primitive(
     sharding=shardings.of_reshape,
     type_rule=_reshape_type,
     reference=lambda x, shape: np.reshape(x, shape),
-    derivatives=[linear(lambda ct, x, shape: bind(reshape, ct, shape=x.shape))],
+    derivatives=[
+        linear(lambda ct, x, shape: bind(reshape, ct, shape=x.shape), of_arrays=backs.of_reshape)
+    ],
     batch=batch_each(lambda: reshape, lambda size, shape: {"shape": (size, *shape)}),
     samples=lambda: [
         Sample((_array(2, 6),), {"shape": (3, 4)}),
@@ -395,7 +399,7 @@ slice_: Primitive = Primitive(
     reference=lambda x, starts, stops, strides: x[
         tuple([slice(*bounds) for bounds in zip(starts, stops, strides, strict=True)])
     ],
-    derivatives=[linear(_unslice)],
+    derivatives=[linear(_unslice, of_arrays=backs.of_slice)],
     batch=batch_each(
         lambda: slice_,
         lambda size, starts, stops, strides: {

@@ -32,7 +32,8 @@ from weft.ir.tensor import Tensor
 from weft.ops.comparison import equal
 from weft.ops.cumulative import cumulative_prod, is_narrow, shift_by_one
 from weft.ops.families import batch_each
-from weft.ops.movement import broadcast_to, inverse, reshape, transpose
+from weft.ops.movement import broadcast_to, reshape, transpose
+from weft.ops.movement_backs import inverse
 from weft.ops.operands import DTYPE_CLASSES, convert_to, wrong_dtype
 
 __all__: list[str] = []

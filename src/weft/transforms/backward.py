@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 from weft.core.arrays import HostArray
 from weft.core.errors import ArgumentTypeError, GradientError, ShapeError
-from weft.ir.reverse import backpropagate, filled_like, reachable_nodes, recording
+from weft.ir.reverse import backpropagate, filled_like, recording
 from weft.ir.tape import Hook, Leaf, is_own_leaf
+from weft.ir.tape_order import reachable_nodes
 from weft.ir.tensor import (
     Tensor,
     Traced,

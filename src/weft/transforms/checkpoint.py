@@ -23,8 +23,9 @@ from weft.ir.derivatives import Joint
 from weft.ir.dispatch import apply
 from weft.ir.kinds import Contraction
 from weft.ir.primitive import find
-from weft.ir.reverse import AnyNode, backpropagate, nodes_between, recording
+from weft.ir.reverse import backpropagate, recording
 from weft.ir.tape import Leaf, Node, Projection
+from weft.ir.tape_order import AnyNode, nodes_between
 from weft.ir.tensor import Tensor, Traced, grad_mode, wrap
 from weft.ops.composed import random
 from weft.ops.identity import barrier

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from weft.core import trees
 from weft.core.errors import ArgumentError, ArgumentTypeError, GradientError, ShapeError
-from weft.ir import batching, forward, reverse
+from weft.ir import batching, forward, reverse, tape_order
 from weft.ir.dispatch import active_trace, apply
 from weft.ir.functions import trace_function
 from weft.ir.graph import Graph, Variable
@@ -302,7 +302,7 @@ class LinearTrace(GraphTrace):
 
 
 def _linear_graph(flat: FlatFunction, xs: Sequence[Tensor]) -> tuple[list[Tensor], Closure]:
-    recorder, since = LinearTrace(), reverse.next_node_number()
+    recorder, since = LinearTrace(), tape_order.next_node_number()
     with active_trace(recorder):
         inputs = [Variable(x.type) for x in xs]
         tangents = [
@@ -312,7 +312,7 @@ def _linear_graph(flat: FlatFunction, xs: Sequence[Tensor]) -> tuple[list[Tensor
         results, output_tangents = forward.jvp(flat, xs, tangents)
         outputs = tuple(recorder.atom(t) for t in reverse.or_zeros(output_tangents, results))
     graph = Graph((*inputs, *recorder.captures), tuple(recorder.nodes), outputs)
-    captured = reverse.off_finished_tapes(recorder.captured, since)
+    captured = tape_order.off_finished_tapes(recorder.captured, since)
     return results, Closure(without_dead_nodes(graph), tuple(captured))
 
 

@@ -19,7 +19,8 @@ from functools import partial
 from typing import Any, NoReturn
 
 from weft.core.errors import GradientError
-from weft.ir.reverse import backpropagate, filled_like, reachable_nodes, recording
+from weft.ir.reverse import backpropagate, filled_like, recording
+from weft.ir.tape_order import reachable_nodes
 from weft.ir.tensor import Tensor
 from weft.ops.operands import as_tensor
 

@@ -31,7 +31,8 @@ from weft.ir.tape import Leaf
 from weft.ir.tensor import Tensor, about_to_write, grad_mode, traces, wrap
 from weft.ops.control import Marks
 from weft.ops.control_call import call_graph
-from weft.ops.movement import inverse, transpose
+from weft.ops.movement import transpose
+from weft.ops.movement_backs import inverse
 
 Run = Callable[[Sequence[Tensor]], Any]
 Quick = Callable[[Sequence[Any]], Sequence[Any] | None]

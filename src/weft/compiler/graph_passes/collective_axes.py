@@ -30,7 +30,8 @@ from weft.ops.collectives import (
 )
 from weft.ops.conversion import convert
 from weft.ops.cumulative import is_narrow
-from weft.ops.movement import inverse, reshape, transpose
+from weft.ops.movement import reshape, transpose
+from weft.ops.movement_backs import inverse
 
 __all__ = ["move_collective_axes"]
 

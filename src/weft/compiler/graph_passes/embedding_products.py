@@ -29,7 +29,8 @@ from weft.ir.primitive import PRIMITIVES
 from weft.ir.walking import Tally, Walk
 from weft.ops.contraction import dot
 from weft.ops.indexing import gather, scatter_add
-from weft.ops.movement import inverse, reshape, transpose
+from weft.ops.movement import reshape, transpose
+from weft.ops.movement_backs import inverse
 
 __all__ = ["multiply_tables"]
 

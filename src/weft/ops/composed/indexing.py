@@ -20,7 +20,6 @@ import itertools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import EllipsisType
 from typing import Any
 from weakref import ref
 
@@ -50,10 +49,12 @@ from weft.ir.tensor import Tensor, grad_mode, host_array, wrap
 from weft.ops import movement
 from weft.ops.arithmetic import add
 from weft.ops.comparison import less
+from weft.ops.composed.index_views import BASIC, basic_view, recorded_view
 from weft.ops.composed.ingestion import ingest
 from weft.ops.composed.manipulation import broadcast_known, reshape_known, transpose_known
 from weft.ops.indexing import extent, gather, out_of_range, scatter
-from weft.ops.movement import inverse, is_below
+from weft.ops.movement import is_below
+from weft.ops.movement_backs import inverse
 from weft.ops.operands import Operand, array_tensor, as_tensor, convert_to, scalar_tensor
 from weft.ops.placed_movement import Bounds, select_at
 from weft.ops.selection import where
@@ -62,7 +63,6 @@ __all__: list[str] = []
 
 OP = "index"
 FULL = slice(None)
-_BASIC = frozenset([int, slice, type(None), EllipsisType])
 
 
 def getitem(x: Tensor, key: Any, /) -> Tensor:
@@ -71,15 +71,18 @@ def getitem(x: Tensor, key: Any, /) -> Tensor:
     if type(value) not in CONCRETE:
         return _selected_elements(x, key)
     is_taped = x._node is not None and grad_mode.enabled
-    view = None if is_taped and type(value) is HostArray else _view(value, items)
+    view = basic_view(value, items)
     if view is not None and not is_taped:
         part = wrap(view)
         part._origin = (ref(x), key, x._origin and living_origin(x._origin))
         return part
     if type(value) is HostArray:
+        recorded = None if view is None else recorded_view(x, items, view)
+        if recorded is not None:
+            return as_part(recorded, x, key)
         is_index = type(key) is Tensor and key.dtype.is_integer and x.ndim > 0
         return _select_by_program(x, key) if is_index else _selected_elements(x, key)
-    if _BASIC.issuperset(map(type, items)):
+    if BASIC.issuperset(map(type, items)):
         selected = select_at(x, key, view, lambda: _bounds(select(x, read_key(x, key))))
         return _selected_elements(x, key) if selected is None else as_part(selected, x, key)
     if not all(map(_is_known_beside_devices, items)):
@@ -122,7 +125,7 @@ def _with_placed_integers(x: Tensor, key: Any) -> tuple[Any, ...]:
 
 def _is_known_beside_devices(item: Any) -> bool:
     """Whether an item of a key can be part of a program of a device: no values of the host."""
-    return type(item) in _BASIC or (type(item) is Tensor and type(item._value) is not HostArray)
+    return type(item) in BASIC or (type(item) is Tensor and type(item._value) is not HostArray)
 
 
 def with_update(x: Tensor, key: Any, value: Operand, /) -> Tensor:
@@ -146,24 +149,6 @@ def with_update(x: Tensor, key: Any, value: Operand, /) -> Tensor:
         unique=selection.unique,
     )
     return _write_view(x, selection, changed)
-
-
-def _view(value: Any, key: tuple[Any, ...]) -> Any:
-    """The view of an array that a basic key selects; None for any other key, and for wrong ones.
-
-    On other devices a view is what lies there one element after the other.
-    """
-    if not _BASIC.issuperset(map(type, key)):
-        return None
-    is_host_array = type(value) is HostArray
-    if not is_host_array and not hasattr(value, "part"):
-        return None
-    layout = value if is_host_array else value.kind.layout
-    try:
-        shown = layout[key if Ellipsis in key else (*key, ...)]
-    except (IndexError, TypeError, ValueError, OverflowError):
-        return None
-    return shown if is_host_array else value.part(shown)
 
 
 # --- what a key selects ------------------------------------------------------------------------
