@@ -20,15 +20,15 @@ from weft.core.arrays import HostArray
 from weft.core.errors import WeftError
 from weft.core.records import field, frozen
 from weft.core.types import TensorType
-from weft.ir.dispatch import evaluate
+from weft.ir.dispatch import OBSERVERS, apply, evaluate
 from weft.ir.eager import is_native
 from weft.ir.eager_primitives import Compute, known_computation
 from weft.ir.graph import Atom, Graph, GraphNode, Literal
-from weft.ir.kinds import Collective, Control
+from weft.ir.kinds import Collective, Control, Movement
 from weft.ir.parts import as_part
 from weft.ir.primitive import Primitive
-from weft.ir.tape import Node, keep
-from weft.ir.tensor import Tensor, grad_mode, wrap
+from weft.ir.tape import Node, keep, record
+from weft.ir.tensor import Tensor, grad_mode, traces, wrap
 from weft.ir.tracing import trace
 from weft.ir.walking import is_pure
 
@@ -89,6 +89,22 @@ class Application:
         parents = tuple([x._node for x in given])
         kept_out = out if hollow[-1] is None else hollow[-1]
         result._node = Node(self.primitive, self.params, values, parents, kept_out, self)
+
+
+def apply_view(primitive: Primitive, x: Tensor, **params: Any) -> Tensor:
+    """A primitive that shows elements of a tensor, with parameters that are known to fit it.
+
+    It is applied as others are. Of an array of the host without gaps nothing is checked.
+    """
+    value, kind = x._value, primitive.kind
+    is_plain = type(value) is HostArray and value.flags.c_contiguous
+    if not is_plain or OBSERVERS or traces.keeper is not None:
+        return apply(primitive, x, **params)
+    assert isinstance(kind, Movement) and kind.view is not None
+    result = wrap(kind.view(value, **params))
+    if x._node is not None and grad_mode.enabled:
+        record(primitive, params, (x,), result)
+    return as_part(result, x, (primitive.part, params))
 
 
 @frozen(eq=False)

@@ -64,13 +64,16 @@ def recorded_view(x: Tensor, items: tuple[Any, ...], view: Any) -> Tensor | None
                     return None
                 bounds.append((start, stop, step) if start < stop else (0, 0, 1))
     bounds += [(0, dim, 1) for dim in value.shape[len(bounds) :]]
-    cut = value[tuple([slice(*each) for each in bounds])] if bounds else value
     part = x
-    if cut.shape != value.shape:
+    if bounds:
         starts, stops, strides = zip(*bounds, strict=True)
-        part = wrap(cut)
-        record(movement.slice_, {"starts": starts, "stops": stops, "strides": strides}, (x,), part)
-    if view.shape != cut.shape:
+        part = wrap(value[tuple([slice(*each) for each in bounds])])
+        if part.shape == x.shape:
+            part = x
+        else:
+            params = {"starts": starts, "stops": stops, "strides": strides}
+            record(movement.slice_, params, (x,), part)
+    if view.shape != part.shape:
         reshaped = wrap(view)
         record(movement.reshape, {"shape": view.shape}, (part,), reshaped)
         return reshaped

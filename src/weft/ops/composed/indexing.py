@@ -80,8 +80,11 @@ def getitem(x: Tensor, key: Any, /) -> Tensor:
         recorded = None if view is None else recorded_view(x, items, view)
         if recorded is not None:
             return as_part(recorded, x, key)
-        is_index = type(key) is Tensor and key.dtype.is_integer and x.ndim > 0
-        return _select_by_program(x, key) if is_index else _selected_elements(x, key)
+        if type(key) is not Tensor or x.ndim == 0:
+            return _selected_elements(x, key)
+        if key.dtype is bool_ and type(key._value) is HostArray and not is_taped:
+            return _masked_elements(x, key)
+        return _select_by_program(x, key) if key.dtype.is_integer else _selected_elements(x, key)
     if BASIC.issuperset(map(type, items)):
         selected = select_at(x, key, view, lambda: _bounds(select(x, read_key(x, key))))
         return _selected_elements(x, key) if selected is None else as_part(selected, x, key)
@@ -102,6 +105,15 @@ def _selected_elements(x: Tensor, key: Any) -> Tensor:
         return as_part(_basic_view(x, selection), x, key)
     gathered = apply(gather, _basic_view(x, selection), *selection.indices, axes=selection.axes)
     return transpose_known(gathered, selection.order())
+
+
+def _masked_elements(x: Tensor, mask: Tensor) -> Tensor:
+    """The elements where a mask is true: of arrays of the host, which NumPy finds at once."""
+    read_key(x, mask)
+    _check_mask(x, mask, 0)
+    if mask.ndim == 0 or mask.shape != x.shape[: mask.ndim]:
+        return _selected_elements(x, mask)
+    return wrap(x._value[mask._value])
 
 
 _select_by_program = device_unit(_selected_elements)

@@ -31,6 +31,7 @@ from weft.core.shapes import (
     size,
 )
 from weft.core.wrong_calls import RECALLS
+from weft.ir.applications import apply_view
 from weft.ir.constants import place_beside
 from weft.ir.dispatch import apply
 from weft.ir.eager import is_native
@@ -69,7 +70,7 @@ def reshape_known(x: Tensor, shape: Shape) -> Tensor:
     """The tensor in a known shape; another handle on the same value where it has it already."""
     if x.shape == shape:
         return as_part(alias(x), x, "x.reshape(x.shape)")
-    return apply(movement.reshape, x, shape=shape)
+    return apply_view(movement.reshape, x, shape=shape)
 
 
 def reshape(x: Operand, /, shape: Any, *, copy: bool | None = None) -> Tensor:
@@ -272,7 +273,7 @@ def transpose_known(x: Tensor, order: tuple[int, ...]) -> Tensor:
     """The axes in a known order."""
     if order == tuple(range(x.ndim)):
         return as_part(alias(x), x, "x.reshape(x.shape)")
-    return apply(movement.transpose, x, order=order)
+    return apply_view(movement.transpose, x, order=order)
 
 
 @remember_calls
@@ -418,7 +419,7 @@ def cut_axis(x: Tensor, axis: int, start: Dimension, stop: Dimension) -> Tensor:
     stops = list(x.shape)
     starts[axis], stops[axis] = start, stop
     strides = (1,) * x.ndim
-    return apply(movement.slice_, x, starts=tuple(starts), stops=tuple(stops), strides=strides)
+    return apply_view(movement.slice_, x, starts=tuple(starts), stops=tuple(stops), strides=strides)
 
 
 # --- joining and repeating ---------------------------------------------------------------------

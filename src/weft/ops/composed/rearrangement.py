@@ -17,7 +17,7 @@ from weft.core.errors import ArgumentError, ShapeError
 from weft.core.shapes import Dimension, normalize_axes, normalize_axis
 from weft.ir.constants import beside_operands
 from weft.ir.dispatch import apply
-from weft.ir.eager import view_unit
+from weft.ir.eager import unit, view_unit
 from weft.ir.parts import as_part
 from weft.ir.remembered_calls import remember_calls, remember_host_calls
 from weft.ir.reverse import filled_tensor
@@ -359,7 +359,7 @@ def _needs_axes(op: str, x: Tensor, count: int) -> ShapeError:
     )
 
 
-@beside_operands
+@unit
 def diag(x: Operand, offset: int = 0) -> Tensor:
     """The matrix with a line on its diagonal, or the diagonal of a matrix.
 
@@ -384,7 +384,7 @@ def diag(x: Operand, offset: int = 0) -> Tensor:
     return apply(scatter, canvas, x, rows, columns, axes=(0, 1), unique=True)
 
 
-@beside_operands
+@unit
 def diag_embed(x: Operand, offset: int = 0, axis1: int = -2, axis2: int = -1) -> Tensor:
     """Matrices with the last axis of x on their diagonals; two axes of the result hold them.
 
