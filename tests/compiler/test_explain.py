@@ -17,6 +17,7 @@ from weft.compiler.graph_passes.graph_pass import Pass, StageReport
 from weft.compiler.lowering.groups import is_lowered
 from weft.compiler.pipeline import stages
 from weft.compiler.plan.planning import plan_program
+from weft.compiler.report.memory_use import CHARTED
 from weft.compiler.report.stages import stage_reports
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.tiles import tile_of
@@ -286,3 +287,25 @@ def test_the_largest_values_are_named_with_their_lines() -> None:
     assert len(report.timeline) == len(report.calls)
     assert "test_explain.py" in str(report)
     assert str(report).startswith("peak ")
+
+
+def test_what_is_listed_as_living_together_fits_the_arena() -> None:
+    # Elementwise results take their operands' places: each place is listed once.
+    report = wf.jit(lambda x: wf.cumsum(wf.sin(wf.cumsum(x, axis=0)), axis=1)).memory(
+        wf.ones((64, 64))
+    )
+    assert sum(value.bytes for value in report.largest) <= report.arena
+
+
+def test_a_long_program_is_charted_by_its_busiest_calls() -> None:
+    def long(x: wf.Tensor) -> wf.Tensor:
+        for _ in range(CHARTED * 2):
+            x = wf.cumsum(x @ x, axis=0)
+        return x
+
+    report = wf.jit(long).memory(wf.ones((8, 8)))
+    lines = str(report).partition("live bytes at each call\n")[2].splitlines()
+    assert len(report.calls) > CHARTED
+    assert len(lines) <= CHARTED + 1
+    assert f"of {len(report.calls)} calls" in lines[0]
+    assert max(map(len, lines)) < 100

@@ -21,7 +21,7 @@ from weft.core.errors import GraphError, OutOfMemoryError
 from weft.core.host_memory import available_memory
 from weft.core.locations import Location
 from weft.runtime import arena as arena_module
-from weft.runtime.arena import Arena, Block, account, allocate
+from weft.runtime.arena import LARGE, WASTED, Arena, Block, account, allocate
 from weft.runtime.memory import ALIGNMENT, Lifetime, MemoryPlan, Planner, plan
 
 
@@ -355,3 +355,28 @@ def test_a_view_of_many_elements_needs_no_room(monkeypatch: pytest.MonkeyPatch) 
 def test_allocations_do_not_overlap() -> None:
     blocks = sorted([allocate(100) for _ in range(50)], key=lambda block: block.address)
     assert all(a.address + 100 <= b.address for a, b in pairwise(blocks))
+
+
+def test_a_large_block_that_only_small_plans_take_goes_back() -> None:
+    arena = Arena()
+    large, small = (plan([Lifetime("x", size, 0, 0)]) for size in (LARGE, 4096))
+    arena.give(arena.take(large))
+    sizes = []
+    for _ in range(WASTED + 1):
+        block = arena.take(small)
+        sizes.append(block.size)
+        arena.give(block)
+    assert sizes == [LARGE] * (WASTED - 1) + [4096] * 2
+    for _ in range(3):  # where both sizes come in turns, the large one stays
+        for needed in (large, *[small] * (WASTED - 1)):
+            block = arena.take(needed)
+            assert block.size == LARGE
+            arena.give(block)
+
+
+def test_a_result_in_its_operands_place_is_counted_once_among_the_largest() -> None:
+    chain = [Lifetime("x", 4096, 0, 1), Lifetime("y", 4096, 1, 2, reuses="x"),
+             Lifetime("z", 64, 1, 1)]  # fmt: skip
+    made = plan(chain)
+    assert [each.name for each in made.largest_live()] == ["x", "z"]
+    assert sum(made.sizes[each.name] for each in made.largest_live()) <= made.peak

@@ -82,23 +82,42 @@ def allocate(size: int) -> Block:
     return Block(memory, memory.ctypes.data)
 
 
+LARGE = 32 << 20
+"""The bytes from which a block that is much too large is not kept for ever."""
+WASTED = 64
+"""How many times in a row such a block may be taken for a quarter of it or less."""
+
+
 class Arena:
-    """The blocks of one program, of at most `limit` bytes each where there is a limit."""
+    """The blocks of one program, of at most `limit` bytes each where there is a limit.
+
+    Programs of all sizes may share an arena. A large block that only small ones take any more goes
+    back to the system: what a network's weights were drawn in is no memory for its training.
+    """
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
         self._free: list[Block] = []
+        self._wasted = 0
 
     def take(self, plan: MemoryPlan) -> Block:
         """A block that holds the plan: the one given back last if it is large enough."""
         try:
             block = self._free.pop()
-            if block.size >= plan.peak:
+            if block.size >= plan.peak and not self._is_wasted(block, plan):
                 return block
             del block  # it goes before its successor comes
         except IndexError:
             pass
         return self._allocate(plan)
+
+    def _is_wasted(self, block: Block, plan: MemoryPlan) -> bool:
+        """Whether a large block was taken for little once more, and that is often enough."""
+        if block.size < LARGE or 4 * plan.peak > block.size:
+            self._wasted = 0
+            return False
+        self._wasted = (self._wasted + 1) % WASTED
+        return self._wasted == 0
 
     def give(self, block: Block) -> None:
         """Take a block back for the next call."""

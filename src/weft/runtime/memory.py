@@ -84,10 +84,16 @@ class MemoryPlan:
         change = np.zeros(end + 1, np.int64)
         for buffer in self.buffers:
             size = _aligned_size(self.sizes[buffer.name])
-            # A result in its operand's place takes nothing more while both live.
-            change[buffer.first + (buffer.name in self.reused)] += size
+            change[self.counted_from(buffer)] += size
             change[buffer.last + 1] -= size
         return tuple(np.cumsum(change)[:end].tolist())
+
+    def counted_from(self, buffer: Lifetime) -> int:
+        """From which position on it takes memory of its own.
+
+        A result in its operand's place takes nothing more while both live.
+        """
+        return buffer.first + (buffer.name in self.reused)
 
     def largest_live(self, count: int = 5) -> list[Lifetime]:
         """The largest buffers that live where most bytes do, the largest first."""
@@ -95,7 +101,7 @@ class MemoryPlan:
         if not timeline:
             return []
         position = timeline.index(max(timeline))
-        live = [b for b in self.buffers if b.first <= position <= b.last]
+        live = [b for b in self.buffers if self.counted_from(b) <= position <= b.last]
         return sorted(live, key=lambda buffer: -self.sizes[buffer.name])[:count]
 
 

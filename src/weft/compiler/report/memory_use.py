@@ -27,11 +27,15 @@ __all__ = ["LiveValue", "MemoryReport", "Recomputed", "memory_report"]
 LISTED = 8
 """How many of the largest values a report lists; for readers, on any machine."""
 BAR = 40
+CHARTED = 48
+"""The most bars of a chart over a program's calls."""
+NAME = 32
+"""The most characters of a call's name beside its bar."""
 
 
 @frozen
 class LiveValue:
-    """A value in the arena: from which call to which it lives, by position."""
+    """A value in the arena: from which call to which it takes memory of its own, by position."""
 
     name: str
     type: str
@@ -126,9 +130,18 @@ class MemoryReport:
             yield from self._chart()
 
     def _chart(self) -> Iterator[str]:
+        """A bar for each call, or for the busiest one of each stretch of a long program."""
         most = max(self.timeline) or 1
-        for name, live in zip(self.calls, self.timeline, strict=False):
-            yield f"  {name:<12} {'#' * round(BAR * live / most):<{BAR}} {readable_size(live):>10}"
+        calls = [*zip(self.timeline, self.calls, strict=False)]
+        stretch = -(-len(calls) // CHARTED)
+        bars = [max(calls[n : n + stretch]) for n in range(0, len(calls), stretch)]
+        if stretch > 1:
+            yield f"  the most in each {stretch} of {len(calls)} calls"
+        names = [name if len(name) <= NAME else f"{name[: NAME - 1]}…" for _, name in bars]
+        width = max(12, *map(len, names))
+        for (live, _), name in zip(bars, names, strict=True):
+            bar = "#" * round(BAR * live / most)
+            yield f"  {name:<{width}} {bar:<{BAR}} {readable_size(live):>10}"
 
 
 def memory_report(
@@ -177,14 +190,14 @@ def _live_values(
         assert isinstance(value, Variable)
         if value in inside:
             name, at = f"inside {inside[value].primitive.name}", inside[value].location
-            size = memory.sizes[buffer.name]
-            yield LiveValue(name, "bytes", size, buffer.first, buffer.last, at)
+            size, first = memory.sizes[buffer.name], memory.counted_from(buffer)
+            yield LiveValue(name, "bytes", size, first, buffer.last, at)
             continue
         node = producer.get(value) or users.get(value)
         at = None if node is None else node.location
-        size = memory.sizes[buffer.name]
+        size, first = memory.sizes[buffer.name], memory.counted_from(buffer)
         name = names.get(value, "scratch" if node is None else "packed")
-        yield LiveValue(name, str(value.type), size, buffer.first, buffer.last, at)
+        yield LiveValue(name, str(value.type), size, first, buffer.last, at)
 
 
 def _users(

@@ -42,7 +42,7 @@ from weft.ir.graph import Graph, Variable
 from weft.ir.group_cells import leave_sums
 from weft.ir.groups import stands_for_process
 from weft.ir.walking import has_collectives
-from weft.runtime.arena import Arena, Block
+from weft.runtime.arena import LARGE, Arena, Block
 from weft.runtime.results import check_room, too_large
 
 Array = np.ndarray[Any, Any]
@@ -378,6 +378,8 @@ class CpuExecutable(ABC):
         """Put the planned values into the program's block of memory, which all sizes share."""
         if self._block is None or self._block.size < tables.plan.peak:
             self._block = None  # it goes before its successor comes
+            if not self._shares and tables.plan.peak >= LARGE:
+                SHARED.release()  # a large program of its own follows eager work
             self._block = self._arena.take(tables.plan)
             if not self._shares:
                 self._forget_ready()
