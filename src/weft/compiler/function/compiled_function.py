@@ -222,10 +222,10 @@ class Compiled:
                 _write_back(recording, handles, late)
             raise
         if outputs is None:
-            return self._returned_value(values)
+            return self.returned_value(values)
         return outputs[self.result] if self.result is not None else recording.rebuild(outputs)
 
-    def _returned_value(self, values: Sequence[Array]) -> Any:
+    def returned_value(self, values: Sequence[Array]) -> Any:
         """What a call returns, given the values of all outputs."""
         if self.result is not None:
             return wrap(values[self.result])
@@ -235,13 +235,20 @@ class Compiled:
 
     def apply(self, arrays: list[Array]) -> Any:
         """What a call that `is_pure` returns, given the arrays of all inputs."""
-        program = self.program
-        is_ready = program is not None and settings.compiler and not OBSERVERS
-        if is_ready and self.rules is rewrites():
-            found: Sequence[Array] = program.run(arrays)  # type: ignore[union-attr]
-        else:
-            found = self._run(arrays)
-        return self._returned_value(found)
+        return self.returned_value(
+            self.program.run(arrays)  # type: ignore[union-attr]
+            if self.is_ready()
+            else self._run(arrays)
+        )
+
+    def is_ready(self) -> bool:
+        """Whether its program is there, and calls are to be run by it."""
+        return (
+            self.program is not None
+            and settings.compiler
+            and not OBSERVERS
+            and self.rules is rewrites()
+        )
 
     def is_pure(self, handles: Sequence[Tensor]) -> bool:
         """Whether a call with these tensors reads their arrays, and does nothing else."""

@@ -51,8 +51,8 @@ class KnownCall:
     """What the arguments of a call were, and the program that it ran."""
 
     __slots__ = (
-        "_autocast", "_described", "_ended", "_fixed", "_is_pure", "_mode", "_places", "_refs",
-        "_same", "_words", "found",
+        "_autocast", "_described", "_ended", "_fixed", "_is_pure", "_mode", "_places", "_quick",
+        "_refs", "_same", "_words", "found",
     )  # fmt: skip
 
     def __init__(
@@ -69,6 +69,9 @@ class KnownCall:
         self._mode, self._autocast = grad_mode.enabled, AUTOCAST.get()
         are_all = found.places == [*range(len(handles))]
         self._places = None if are_all else found.places
+        find = getattr(found.program, "quick_call", None)
+        self._quick = None if find is None else find([x._value for x in handles])
+        """What runs the program with less work, or declines."""
         self._fixed = frozenset(map(id, fixed))
         self._words = tensor_words(fixed)
         ended: list[bool] = []
@@ -117,10 +120,18 @@ class KnownCall:
 
     def run(self, handles: Sequence[Tensor]) -> Any:
         """Run the program."""
+        found = self.found
         if not self._is_pure:
-            return self.found(handles)
+            return found(handles)
         arrays, places = [x._value for x in handles], self._places
-        return self.found.apply(arrays if places is None else [arrays[n] for n in places])
+        if places is not None:
+            arrays = [arrays[n] for n in places]
+        quick = self._quick
+        if quick is not None and found.is_ready():
+            outputs = quick(arrays)
+            if outputs is not None:
+                return found.returned_value(outputs)
+        return found.apply(arrays)
 
 
 def _tensors_inside(x: Any, known: _Other) -> list[Tensor] | None:
