@@ -38,8 +38,8 @@ def small_nodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     inner = reverse._propagate_small
 
-    def noted(cotangents: Any, live: Any, node: Any, *values: Any) -> bool:
-        is_small = inner(cotangents, live, node, *values)
+    def noted(cotangents: Any, live: Any, node: Any, cotangent: Any) -> bool:
+        is_small = inner(cotangents, live, node, cotangent)
         found.extend([node.primitive.name] if is_small else [])
         return is_small
 

@@ -124,7 +124,8 @@ def _backpropagate(
                 scopes.module = _module_of(node.out)
             elif has_devices:
                 traces.device = _device_of(cotangent)
-            if not is_plain or not _propagate_quickly(cotangents, live, node, cotangent):
+            quick = is_plain and type(cotangent) is Tensor and _quick_way(node)
+            if not quick or not quick(cotangents, live, node, cotangent):
                 _propagate(cotangents, live, node, cotangent, attach)
             if release:
                 node.values = node.out = None
@@ -164,27 +165,30 @@ def _apply_hooks(hooks: list[Hook], cotangent: Tensor) -> Tensor:
     return cotangent
 
 
-def _propagate_quickly(
-    cotangents: dict[Any, Any], live: frozenset[AnyNode], node: Node, cotangent: Any
-) -> bool:
-    """`_propagate` for an array of the host, with less work; False where there is no such way."""
-    values = node.values
-    if values is None or type(cotangent) is not Tensor:
-        return False
-    array = cotangent._value
-    if type(array) is not HostArray:
-        return False
+QuickWay = Callable[[dict[Any, Any], frozenset[AnyNode], Node, Tensor], bool]
+"""`_propagate` for arrays of the host, with less work; False where it is not to be had."""
+
+
+def _quick_way(node: Node) -> QuickWay | None:
+    """The way with less work that a node may have; None for a tape that was freed."""
+    if node.values is None:
+        return None
     if node.known is not None:
-        return _propagate_known(cotangents, live, node, values, cotangent)
-    if not node.params:
-        return _propagate_small(cotangents, live, node, values, array)
-    derivatives = node.primitive.derivatives
+        return _propagate_known
+    return _propagate_view if node.params else _propagate_small
+
+
+def _propagate_view(
+    cotangents: dict[Any, Any], live: frozenset[AnyNode], node: Node, cotangent: Tensor
+) -> bool:
+    """The quick way of a primitive whose derivative has a form for arrays."""
+    array, derivatives = cotangent._value, node.primitive.derivatives
     if type(derivatives) is not tuple or type(derivatives[0]) is not Linear:
         return False
     of_arrays, (parent, *others) = derivatives[0].of_arrays, node.parents
-    if of_arrays is None or others or parent not in live:
+    if of_arrays is None or others or parent not in live or type(array) is not HostArray:
         return False
-    back = of_arrays(array, values[0].shape, **node.params)
+    back = of_arrays(array, node.values[0].shape, **node.params)  # type: ignore[index]
     if back is None:
         return False
     _accumulate(cotangents, parent, wrap(back))
@@ -192,17 +196,14 @@ def _propagate_quickly(
 
 
 def _propagate_small(
-    cotangents: dict[Any, Any],
-    live: frozenset[AnyNode],
-    node: Node,
-    values: tuple[Any, ...],
-    array: Any,
+    cotangents: dict[Any, Any], live: frozenset[AnyNode], node: Node, cotangent: Tensor
 ) -> bool:
-    """`_propagate` for an element-wise primitive of small arrays; False where it is none."""
-    if not array.ndim or array.size >= settings.eager_elements:
+    """The quick way of an element-wise primitive of small arrays."""
+    array, values = cotangent._value, node.values
+    if type(array) is not HostArray or not array.ndim or array.size >= settings.eager_elements:
         return False
     dtype, shape = array.dtype, array.shape
-    for value in values:
+    for value in values:  # type: ignore[union-attr]
         if type(value) is not HostArray or value.dtype is not dtype or value.shape != shape:
             return False
     asked, bit = 0, 1
@@ -213,30 +214,30 @@ def _propagate_small(
     if rule is None:
         return False
     try:
-        backs = iter(quiet(rule, array, node.out, *values))
+        backs = quiet(rule, array, node.out, *values)  # type: ignore[misc]
     except RuntimeError:  # the context is in use, by another thread
         return False
+    place = 0
     for parent in node.parents:
         if parent in live:
-            back, before = wrap(next(backs)), cotangents.get(parent)
+            back, before = wrap(backs[place]), cotangents.get(parent)
             cotangents[parent] = back if before is None else before + back
+            place += 1
     return True
 
 
 def _propagate_known(
-    cotangents: dict[Any, Any],
-    live: frozenset[AnyNode],
-    node: Node,
-    values: tuple[Any, ...],
-    cotangent: Tensor,
+    cotangents: dict[Any, Any], live: frozenset[AnyNode], node: Node, cotangent: Tensor
 ) -> bool:
-    """`_propagate` for an application that is remembered; False where its way back cannot be."""
-    pulls = node.known.pulls
+    """The quick way of an application that is remembered."""
+    array, pulls = cotangent._value, node.known.pulls
     asked = tuple([parent in live for parent in node.parents])
+    if type(array) is not HostArray:
+        return False
     if asked not in pulls:
-        pulls[asked] = _known_pull(node, values, asked, cotangent)
+        pulls[asked] = _known_pull(node, asked, cotangent)
     found = pulls[asked]
-    backs = None if found is None else found([cotangent._value, node.out, *values])
+    backs = None if found is None else found([array, node.out, *node.values])  # type: ignore[misc]
     if backs is None:
         return False
     for parent, back in zip(node.parents, backs, strict=True):
@@ -246,11 +247,10 @@ def _propagate_known(
     return True
 
 
-def _known_pull(
-    node: Node, values: tuple[Any, ...], asked: Sequence[bool], cotangent: Tensor
-) -> KnownPull | None:
+def _known_pull(node: Node, asked: Sequence[bool], cotangent: Tensor) -> KnownPull | None:
     """What the way back over an application applies, to give the cotangents asked for."""
-    primitive, params = node.primitive, node.params
+    primitive, params, values = node.primitive, node.params, node.values
+    assert values is not None
 
     def backs(cotangent: Tensor, out: Tensor, *operands: Tensor) -> Sequence[Tensor | None]:
         given = [*operands]
