@@ -32,7 +32,7 @@ from weft.ir.primitive import PRIMITIVES
 pytestmark = pytest.mark.slow
 
 PROGRAMS, PARTS = 500, 20
-WAYS = ("jit", "native", "checked", "plain", "torch", "cuda")
+WAYS = ("jit", "native", "again", "checked", "plain", "torch", "cuda")
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -206,8 +206,9 @@ def test_a_worker_goes_on_where_a_process_cannot_be_started(
 
 
 def test_programs_take_turns_in_the_ways_that_take_long() -> None:
-    assert ways_of(5, WAYS) == WAYS
-    assert ways_of(4, WAYS) == ("jit", "checked", "plain", "torch", "cuda")
+    assert ways_of(10, WAYS) == WAYS
+    assert ways_of(4, WAYS) == ("jit", "again", "checked", "plain", "torch", "cuda")
+    assert ways_of(5, WAYS) == ("jit", "native", "checked", "plain", "torch", "cuda")
     (outcome,) = workers.search([10], 1, ("jit", "native"), time.monotonic() + 1200)
     assert outcome.ways == ("jit", "native")
 

@@ -20,7 +20,7 @@ from tests.fuzz.findings import Findings
 
 CRASH = "WEFT_FUZZ_CRASH"
 """The seed at which a child dies on purpose."""
-WAYS = ("jit", "native", "checked", "plain", "torch", "mesh", *workers.ON_CARD)
+WAYS = ("jit", "native", "again", "checked", "plain", "torch", "mesh", *workers.ON_CARD)
 MEMORY = 12 << 30
 """How many bytes a child may have: a step that asks for more raises, and another is drawn."""
 KEPT = 0.2

@@ -5,7 +5,8 @@ graphs and plans verified. `wide` computes in float64 throughout and is what all
 against; `noisy` does so too and moves each value by a little more than rounding would, so that it
 says how much rounding may change the results. `torch` runs the same text with PyTorch behind the
 names. `native` is eager too, with every function and primitive of whatever size as a compiled unit;
-all others compute by reference where they are eager. `plain` runs small programs by the plain
+`again` is eager as users have it, and calls a program that has no state so often that what it does
+is remembered. All others compute by reference where they are eager. `plain` runs small programs by the plain
 target, whose plans nothing but NumPy computes. `mesh` divides the program among the devices of a
 random mesh, with random placements of its inputs, and runs all of them in lockstep. `cuda` is `jit`
 on a card and `cuda-eager` eager mode on it; where there is no card, small programs are run by the
@@ -47,12 +48,14 @@ SMALL = 32
 """The most elements of an input that the plain target is given."""
 MANY = 20_000
 """The most elements and operations of a program that it is given."""
-SHARES = {"native": 5, "mesh": 4, "cuda-eager": 3}
+SHARES = {"native": 5, "again": 2, "mesh": 4, "cuda-eager": 3}
 """Ways that take long: only every so many programs are run in them."""
 SEED = 5
 """Where the global generator begins in each way."""
 CALLS = 3
 """How often a function that has state is called."""
+REMEMBERED = 3
+"""After how many calls eager functions, and the way back over them, are remembered."""
 
 
 SLOW = "the interpreter of loops would take too long"
@@ -94,12 +97,15 @@ def run(program: Program, way: str, number: int = 0, noise: float = 0.0) -> list
     by_interpreter = way == "plain" or (way in ON_CARD and not wf.cuda.is_available())
     if by_interpreter and (program.elements > SMALL or not is_plain(program)):
         raise Unusable(SLOW)
+    if way == "again" and program.ending not in ("call", "sizes", "alias"):
+        raise Unusable("calls of what has state differ")
     exec(text, space)
     wf.random.seed(SEED)
     with _mode(way, program.ending == "tuned"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         compiled = script.studied if program.ending == "studied" else wf.jit
-        ways = {"jit": compiled, "checked": compiled, "cuda": compiled, "plain": _by_plain_target}
+        ways = {"jit": compiled, "checked": compiled, "cuda": compiled, "plain": _by_plain_target,
+                "again": _called_again}  # fmt: skip
         ways["mesh"] = partial(partition_at_random, seed=_number_of(program))
         turn = ways.get(way, lambda f: f)
         if by_interpreter and way in ON_CARD:
@@ -124,6 +130,19 @@ def _torch_namespace() -> dict[str, Any]:
 def is_plain(program: Program) -> bool:
     """Whether a program is a function of its inputs, without what loops are slow at."""
     return program.ending in ("call", "sizes", "alias") and "conv" not in program.script
+
+
+def _called_again(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that is called with the same tensors before the call that counts."""
+
+    def run_again(*tensors: wf.Tensor) -> Any:
+        state = wf.random.get_state()
+        for _ in range(REMEMBERED):
+            f(*tensors)
+            wf.random.set_state(state)
+        return f(*tensors)
+
+    return run_again
 
 
 def _by_plain_target(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -162,7 +181,8 @@ def _small_graph(f: Callable[..., Any], *tensors: wf.Tensor) -> wf.ir.Graph:
 @contextmanager
 def _mode(way: str, tuned: bool) -> Iterator[None]:
     checked = CHECKED() if way == "checked" else nullcontext()
-    eager = {"eager": "native", "eager_elements": 1} if way == "native" else {"eager": "reference"}
+    eager: dict[str, Any] = {"eager": "native" if way in ("native", "again") else "reference"}
+    eager |= {"eager_elements": 1} if way == "native" else {}
     VERIFYING.extend([True] if way == "checked" else [])
     try:
         placed = _card() if way in ON_CARD else nullcontext()
