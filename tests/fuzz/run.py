@@ -7,10 +7,10 @@ says how much rounding may change the results. `torch` runs the same text with P
 names. `native` is eager too, with every function and primitive of whatever size as a compiled unit;
 `again` is eager as users have it, and calls a program that has no state so often that what it does
 is remembered. All others compute by reference where they are eager. `plain` runs small programs by
-the plain target, whose plans nothing but NumPy computes. `mesh` divides the program among the devices of a
-random mesh, with random placements of its inputs, and runs all of them in lockstep. `cuda` is `jit`
-on a card and `cuda-eager` eager mode on it; where there is no card, small programs are run by the
-one in the host's memory.
+the plain target, whose plans nothing but NumPy computes. `mesh` divides the program among the
+devices of a random mesh, with random placements of its inputs, and runs all of them in lockstep.
+`cuda` is `jit` on a card and `cuda-eager` eager mode on it; where there is no card, small programs
+are run by the one in the host's memory.
 """
 
 from __future__ import annotations
