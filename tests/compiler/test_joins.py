@@ -236,3 +236,31 @@ def test_a_product_reads_all_parts_of_a_join_where_another_kernel_writes_one_of_
         x = wf.asarray(np.random.default_rng(rows).normal(size=(rows, columns)).astype(np.float32))
         for found, wanted in zip(compiled(x), f(x), strict=True):
             np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 15, 16, 17, 64])
+@pytest.mark.parametrize("count", [1, 2, 5, 63, 64, 70])
+def test_weighted_sums_over_a_stack_go_in_vectors_over_columns(count: int, columns: int) -> None:
+    def mixture(weights: wf.Tensor, *experts: wf.Tensor) -> list[wf.Tensor]:
+        stacked = wf.stack(experts, axis=1)
+        return [(stacked * weights[:, :, None]).sum(axis=1), (stacked**2).max(axis=1)]
+
+    experts = [normal(7, columns) for _ in range(count)]
+    checked(mixture, normal(7, count), *experts)
+
+
+def test_few_values_that_lie_as_rows_do_are_reduced_over_rows() -> None:
+    def kernel_text(count: int) -> str:
+        def mixture(weights: wf.Tensor, *experts: wf.Tensor) -> wf.Tensor:
+            return (wf.stack(experts, axis=1) * weights[:, :, None]).sum(axis=1)
+
+        kinds = [wf.spec("float32", (8, count)), *[wf.spec("float32", (8, 32))] * count]
+        plan = plan_program(wf.ir.trace(mixture, *kinds), CPU)
+        return "\n".join(str(lowered.kernel) for lowered in plan.lowered)
+
+    assert "vector j < 32\n      accumulate k < 4" in kernel_text(4)
+    # Rows of one number each that are scaled by a number of their own stay as they are.
+    scaled = wf.ir.trace(lambda x, s: (x * s[:, None]).sum(axis=1), wf.spec("float32", (8, 5)),
+                         wf.spec("float32", (8,)))  # fmt: skip
+    (lowered,) = plan_program(scaled, CPU).lowered
+    assert "vector" not in str(lowered.kernel)

@@ -32,6 +32,7 @@ from weft.compiler.fusion.grouping import Group, Root, Step, counting_index, is_
 from weft.compiler.fusion.long_sums import with_blocks
 from weft.compiler.fusion.split_reduction import accumulation_dtype, rows_left
 from weft.compiler.lowering.group_reuse import Signature, rebound
+from weft.compiler.lowering.row_vectors import rows_in_vectors
 from weft.compiler.lowering.symbolic_size import Extents, count_at_run_time
 from weft.compiler.lowering.transposed_tiles import in_tiles, tiled_loop
 from weft.compiler.targets.limits import LoweringLimits
@@ -280,7 +281,7 @@ class _Lowering:
     def held_rows(self) -> dict[Variable | Literal, Buffer]:
         """Values that nothing but later loops over the same row reads: a row of each in scratch."""
         row = size(self.group.inner)
-        if not self.group.inner or not isinstance(row, int) or self._is_column():
+        if not self.group.inner or not isinstance(row, int) or rows_in_vectors(self.group):
             return {}
         found = self._read_by_later_loops() - self.escaping
         fits = [r.variable for r in self.group.roots if r.variable in found]
@@ -317,7 +318,7 @@ class _Lowering:
         for root in self.group.roots:
             if root.variable in self._stored_roots and root.variable not in self.held_rows:
                 self.buffer(root.target[0], "both")
-        body = self._column_body() if self._is_column() else self._row_body()
+        body = self._column_body() if rows_in_vectors(self.group) else self._row_body()
         if self.tiled_loop is not None:
             pair = self.variable(self.tiled_loop), self.variable(len(self.merged_loops) - 1)
             body = in_tiles(body, pair, self.context.limits.transposed_tile)
@@ -343,7 +344,9 @@ class _Lowering:
         if not self.merged_loops or self.merged_loops[0][0] >= len(self.group.outer):
             return {}
         rows = [loops for loops in self.merged_loops if loops[0] < len(self.group.outer)]
-        if (len(rows) == 1 and self._is_column()) or self.tiled_loop == 0:  # a tile is no row
+        if (
+            len(rows) == 1 and rows_in_vectors(self.group)
+        ) or self.tiled_loop == 0:  # a tile is no row
             return {}
         first = self.merged_loops[0]
         count = size((self.group.outer + self.group.inner)[loop] for loop in first)
@@ -538,18 +541,6 @@ class _Lowering:
         return scalars.minimum(self.extent(position), self.dimension(count) - self.place(start))
 
     # --- sums over columns -------------------------------------------------------------------
-
-    def _is_column(self) -> bool:
-        """Whether neighbouring elements belong to different rows: then rows go in vectors."""
-        group = self.group
-        if not group.inner or not group.outer or not all(map(group.per_row, group.roots)):
-            return False
-        inner = range(len(group.outer), len(group.outer + group.inner))
-        reads = [offset(i, v.type.shape) for root in group.roots for v, i in root.reads]
-        # what is one number for a row, such as its mean, says nothing about how rows lie
-        long = [read for read in reads if any(read.factor(loop) != 0 for loop in inner)] or reads
-        row, column = inner.start - 1, inner.stop - 1
-        return any(read.factor(row) == 1 and read.factor(column) != 1 for read in long)
 
     def _column_body(self) -> tuple[Statement, ...]:
         rows = [p for p, loops in enumerate(self.merged_loops) if loops[0] < len(self.group.outer)]
