@@ -240,6 +240,40 @@ def test_adaptive_pooling_takes_stretches(size: int) -> None:
     agree(wf.adaptive_max_pool1d(wf.asarray(x), size), largest)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("size", [1, (1, None), (2, 3), (4, 1), (2, 4), (4, 6), (None, 6), (8, 3)])
+def test_adaptive_means_are_those_of_their_rectangles(size: Any, dtype: str) -> None:
+    x = wf.asarray(normal(2, 3, 4, 6)).astype(dtype).requires_grad_()
+    wide = x.detach().astype("float64").numpy()
+    given = size if isinstance(size, tuple) else (size, size)
+    counts = [dim if n is None else n for n, dim in zip(given, (4, 6), strict=True)]
+    cut = [
+        [(i * dim // n, -(-(i + 1) * dim // n)) for i in range(n)]
+        for n, dim in zip(counts, (4, 6), strict=True)
+    ]
+    expected = np.stack(
+        [np.stack([wide[..., a:b, c:d].mean((2, 3)) for c, d in cut[1]], -1) for a, b in cut[0]], -2
+    )
+    spread = np.zeros((4, 6))
+    for a, b in cut[0]:
+        for c, d in cut[1]:
+            spread[a:b, c:d] += 1 / ((b - a) * (d - c))
+    tolerance = {"float64": 1e-12, "float32": 1e-6, "float16": 2e-3, "bfloat16": 2e-2}[dtype]
+    for pool in (wf.adaptive_avg_pool2d, wf.jit(wf.adaptive_avg_pool2d)):
+        found = pool(x, size)
+        assert found.dtype is x.dtype
+        assert np.abs(found.detach().astype("float64").numpy() - expected).max() <= tolerance
+    wf.sum(wf.adaptive_avg_pool2d(x, size)).backward()
+    assert x.grad is not None
+    slopes = x.grad.astype("float64").numpy()
+    assert np.abs(slopes - spread).max() <= 4 * tolerance
+
+
+def test_the_mean_of_all_places_of_16_bit_images_does_not_overflow() -> None:
+    images = wf.full((1, 1, 300, 300), 60000.0, dtype="float16")
+    assert wf.adaptive_avg_pool2d(images, 1).item() == 60000.0
+
+
 def test_interpolation_agrees_with_known_values() -> None:
     x = wf.tensor([[[1.0, 2.0, 4.0]]])
     assert wf.interpolate(x, size=5).tolist() == [[[1.0, 1.0, 2.0, 2.0, 4.0]]]

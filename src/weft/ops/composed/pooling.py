@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,13 @@ from weft.ops.composed.convolutions import (
     with_batch_axis,
     without_batch_axis,
 )
+from weft.ops.composed.manipulation import reshape_known
 from weft.ops.contraction import NONE, dot
 from weft.ops.convolution import Padding
 from weft.ops.indexing import gather
 from weft.ops.movement import broadcast_to
 from weft.ops.operands import alias, allowed_dtype, apply_as, as_tensor, convert_to, widen_sums
-from weft.ops.reduction import reduce_max
+from weft.ops.reduction import reduce_max, reduce_sum
 from weft.ops.windows import window_argmax, window_max, window_pick, window_sum
 
 __all__ = [
@@ -318,9 +320,26 @@ def _adaptive_sizes(op: str, rank: int, x: Any, output_size: Any) -> tuple[Tenso
 
 def _adaptive_avg(op: str, rank: int, x: Any, output_size: Any) -> Tensor:
     tensor, sizes, added = _adaptive_sizes(op, rank, _inexact_operand(op, x), output_size)
-    for axis, count in enumerate(sizes, start=2):
-        tensor = _mean_stretches(tensor, axis, count)
+    dims = [int(dim) for dim in tensor.shape[2:]]
+    if any(dim % count for dim, count in zip(dims, sizes, strict=True)):
+        for axis, count in enumerate(sizes, start=2):
+            tensor = _mean_stretches(tensor, axis, count)
+    elif dims != sizes:
+        tensor = _mean_windows(
+            tensor, sizes, [dim // n for dim, n in zip(dims, sizes, strict=True)]
+        )
     return without_batch_axis(alias(tensor), added)
+
+
+def _mean_windows(x: Tensor, counts: Sequence[int], windows: Sequence[int]) -> Tensor:
+    """Means over windows that lie side by side and leave nothing over."""
+    wide, axes = widen_sums(x), tuple(range(2, x.ndim))
+    if max(counts) == 1:
+        total = reshape_known(apply(reduce_sum, wide, axes=axes), (*x.shape[:2], *counts))
+    else:
+        params = _window("adaptive_avg_pool", len(axes), x, tuple(windows), None, 0, 1, False)
+        total = apply(window_sum, wide, **params)
+    return convert_to(total / float(np.prod(windows)), x.dtype)
 
 
 def _mean_stretches(x: Tensor, axis: int, count: int) -> Tensor:
