@@ -158,7 +158,7 @@ NO_MACHINES_NUMBERS: dict[str, dict[str, set[str]]] = {
     "how much a report says": {
         "memory_budget.search": {"NAMED"},
         "report.explain": {"LISTED"},
-        "report.memory_use": {"BAR", "LISTED"},
+        "report.memory_use": {"BAR", "CHARTED", "LISTED", "NAME"},
         "report.notebook": {"LISTED"},
     },
 }  # fmt: skip

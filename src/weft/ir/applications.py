@@ -92,16 +92,21 @@ class Application:
 
 
 def apply_view(primitive: Primitive, x: Tensor, **params: Any) -> Tensor:
-    """A primitive that shows elements of a tensor, with parameters that are known to fit it.
+    """A primitive that shows elements of a tensor, applied as others are.
 
-    It is applied as others are. Of an array of the host without gaps nothing is checked.
+    Of an array of the host without gaps NumPy alone checks the parameters; what it refuses is
+    explained by the primitive's own rule.
     """
     value, kind = x._value, primitive.kind
     is_plain = type(value) is HostArray and value.flags.c_contiguous
     if not is_plain or OBSERVERS or traces.keeper is not None:
         return apply(primitive, x, **params)
     assert isinstance(kind, Movement) and kind.view is not None
-    result = wrap(kind.view(value, **params))
+    try:
+        shown = kind.view(value, **params)
+    except ValueError:
+        return apply(primitive, x, **params)
+    result = wrap(shown)
     if x._node is not None and grad_mode.enabled:
         record(primitive, params, (x,), result)
     return as_part(result, x, (primitive.part, params))

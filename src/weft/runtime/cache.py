@@ -28,11 +28,11 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from secrets import token_hex
 
 from weft.core.errors import ArgumentError
+from weft.core.once import made_once
 from weft.core.records import frozen
 from weft.core.settings import OFF, settings
 
@@ -164,7 +164,7 @@ class DiskCache:
 # --- one entry ---------------------------------------------------------------------------------
 
 
-@cache
+@made_once
 def shared_disk() -> DiskCache:
     """The store that all programs share."""
     return DiskCache()

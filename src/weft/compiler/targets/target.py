@@ -19,6 +19,7 @@ import numpy as np
 
 from weft.compiler.targets.limits import Limits
 from weft.core.devices import Device
+from weft.core.once import made_once
 from weft.ir.graph import Graph, GraphNode, Literal
 from weft.ir.loops import Kernel
 
@@ -152,7 +153,7 @@ def default_target() -> Target:
     return target_named("cpu")
 
 
-@cache
+@made_once
 def target_of(device: Device) -> Target:
     """The target that computes on a device."""
     first = target_named(device.family)

@@ -34,6 +34,7 @@ from weft.core.devices import Device
 from weft.core.dtypes import BY_NUMPY
 from weft.core.errors import OutOfMemoryError
 from weft.core.forks import wait_at_fork
+from weft.core.once import made_once
 from weft.core.records import frozen
 from weft.core.types import TensorType
 
@@ -322,7 +323,7 @@ def place_of(ordinal: int) -> Device:
     return Device(f"cuda:{ordinal}")
 
 
-@cache
+@made_once
 def compute_stream(ordinal: int) -> Stream:
     """The stream on which all work of a card is put, in order."""
     return Stream(device(ordinal))

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import c_int64, c_uint64
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from os import cpu_count
 from threading import Lock
 from typing import Any
@@ -30,6 +30,7 @@ from weft.compiler.targets.cuda.schedule import Schedule, schedule, scratch_of_a
 from weft.compiler.targets.cuda.splitting import Split, split_kernel
 from weft.core.errors import DeviceError
 from weft.core.forks import wait_at_fork
+from weft.core.once import made_once
 from weft.core.records import frozen
 from weft.ir.loops import Kernel, evaluate
 from weft.runtime.cache import entry_key
@@ -112,7 +113,7 @@ def _future(kernel: Kernel, device: Device) -> Future[KernelCode]:
         return known
 
 
-@cache
+@made_once
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(WORKERS, cpu_count() or 1), "weft-cuda-compile")
 
@@ -176,7 +177,7 @@ def compiled_text(device: Device, text: str) -> bytes:
     return known
 
 
-@cache
+@made_once
 def load_text_kernel(kernel: TextKernel, device: Device) -> Function:
     """The function of a kernel that is written in LLVM's language, on a card."""
     return Module(device, compiled_text(device, kernel.text)).function(

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_float, c_int, c_size_t, c_uint64, c_void_p
-from functools import cache, cached_property
+from functools import cached_property
 from heapq import heappop, heappush
 from threading import RLock, local
 from typing import Any
@@ -30,6 +30,7 @@ import numpy as np
 from weft.compiler.targets.cuda.driver import OLDEST_CARD, Driver, load_driver
 from weft.core.errors import ArgumentError, DeviceError, OutOfMemoryError
 from weft.core.forks import wait_at_fork
+from weft.core.once import made_once
 from weft.core.records import frozen
 
 Array = np.ndarray[Any, Any]
@@ -163,7 +164,7 @@ class MemoryStats:
     peak: int
 
 
-@cache
+@made_once
 def device(ordinal: int = 0) -> Device:
     """The card of a number; a DeviceError where there is none."""
     driver = load_driver()

@@ -27,11 +27,11 @@ from ctypes import (
     c_ushort,
     c_void_p,
 )
-from functools import cache
 from typing import Any
 
 from weft.core.errors import DeviceError, OutOfMemoryError, WeftError
 from weft.core.locations import user_location
+from weft.core.once import made_once
 
 LIBRARIES = ("libcuda.so.1", "libcuda.so", "nvcuda.dll")
 """The names of the driver's library, the first that is there is taken."""
@@ -241,7 +241,7 @@ def open_driver(library: Any) -> Driver:
     return driver
 
 
-@cache
+@made_once
 def _opened_driver() -> Driver | WeftError:
     """The driver of this machine, or why there is none; looked for once."""
     for name in LIBRARIES:

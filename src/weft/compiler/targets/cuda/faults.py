@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from functools import cache
 from threading import Lock
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 from weft.compiler.targets.cuda.device import PinnedMemory, device
 from weft.core.errors import BoundsError
 from weft.core.forks import wait_at_fork
+from weft.core.once import made_once
 from weft.ir.graph import GraphNode
 
 CELLS = 4096
@@ -107,7 +107,7 @@ def _out_of_range(node: GraphNode) -> BoundsError:
     )
 
 
-@cache
+@made_once
 def fault_pages(ordinal: int) -> FaultPages:
     """The cells of a card."""
     return FaultPages(ordinal)

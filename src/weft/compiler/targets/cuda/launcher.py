@@ -19,6 +19,7 @@ import numpy as np
 from weft.compiler.targets.cuda.device import HELD, Stream
 from weft.compiler.targets.cuda.modules import KernelNodeParameters
 from weft.compiler.targets.llvm.ir_builder import NULL, IRBuilder, Operand, Struct, module_text
+from weft.core.once import made_once
 
 Array = np.ndarray[Any, Any]
 Record = tuple[int, ...]
@@ -226,7 +227,7 @@ def _run_words(run_table: IRBuilder, count: int) -> IRBuilder:
     return out
 
 
-@cache
+@made_once
 def _native_functions() -> tuple[list[int], Any]:
     """The addresses of what works through a table, given so many words; and what keeps them."""
     llvm.initialize_native_target()

@@ -9,12 +9,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import addressof, byref, c_int, c_size_t, c_void_p, cast
-from functools import cache
 from typing import Any
 from weakref import finalize
 
 from weft.compiler.targets.cuda.device import Device, Stream, destroy, integer_attribute
 from weft.core.errors import DeviceError
+from weft.core.once import made_once
 from weft.runtime.cache import DiskCache, entry_key
 
 Dimensions = tuple[int, int, int]
@@ -77,7 +77,7 @@ def machine_code(device: Device, ptx: str) -> bytes:
     return found
 
 
-@cache
+@made_once
 def disk() -> DiskCache:
     """Where machine code is kept."""
     return DiskCache()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from math import prod
 from typing import Any, Protocol
 
@@ -23,6 +22,7 @@ from weft.compiler.targets.cuda.modules import Function, load_written_ptx
 from weft.compiler.targets.cuda.ptx_writer import Parameter, Pointer, TensorMap, WindowMap
 from weft.compiler.targets.cuda.views import View
 from weft.core.errors import UnsupportedError
+from weft.core.once import made_once
 from weft.core.records import frozen
 
 Array = np.ndarray[Any, Any]
@@ -266,7 +266,7 @@ def written_kernel_run(
     return in_order([refresh, binding.kernel_run(function, blocks, kernel.threads, table)])
 
 
-@cache
+@made_once
 def loaded_function(name: str, text: str, shared_bytes: int, ordinal: int) -> Function:
     """The function of a kernel on a card."""
     return load_written_ptx(device(ordinal), text).function(name, shared_bytes)
@@ -296,7 +296,7 @@ class WrittenKernel(Protocol):
         """What it is given, in order."""
 
 
-@cache
+@made_once
 def _counter_memory(ordinal: int) -> Memory:
     stream = compute_stream(ordinal)
     memory = stream.allocate(COUNTERS)

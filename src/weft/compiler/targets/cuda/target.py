@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import cache
 
 from weft.compiler.graph_passes.channels_last_primitives import CHANNELS_LAST
 from weft.compiler.graph_passes.graph_pass import Pass
@@ -70,6 +69,7 @@ from weft.compiler.targets.limits import (
     Rates,
 )
 from weft.compiler.targets.target import Array, Executable, Observer
+from weft.core.once import made_once
 from weft.ir.graph import Graph, GraphNode, Literal
 from weft.ir.loops import Kernel
 
@@ -235,7 +235,7 @@ class CudaTarget:
 CUDA = CudaTarget(0)
 
 
-@cache
+@made_once
 def cuda_target(ordinal: int) -> CudaTarget:
     """The target of a card."""
     return CUDA if ordinal == 0 else CudaTarget(ordinal)

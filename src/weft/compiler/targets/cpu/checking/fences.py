@@ -32,6 +32,7 @@ import numpy as np
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
 from weft.compiler.targets.llvm.ir_builder import NULL, IRBuilder, Struct, module_text
 from weft.core.errors import UnsupportedError
+from weft.core.once import made_once
 
 Array = np.ndarray[Any, Any]
 
@@ -125,7 +126,7 @@ def _native() -> dict[str, int]:
     return text_addresses(source(), ["watch_faults", "fault"])
 
 
-@cache
+@made_once
 def _table() -> Array:
     """What `fault` reads and writes; see `HEAD`."""
     table = np.zeros(HEAD + 2 * MOST, np.int64)
@@ -133,7 +134,7 @@ def _table() -> Array:
     return table
 
 
-@cache
+@made_once
 def _actions() -> tuple[_Action, _Action]:
     """The action of a fault while memory is checked, and the one that was there before."""
     flags = _SIGINFO | _NODEFER | _ONSTACK
