@@ -20,6 +20,12 @@ from benchmarks.gpu.reporting import report, run_parts
 import weft as wf
 from weft.compiler.pipeline import optimize
 from weft.compiler.targets.cuda.products.choice import best_plan, kernel_of, launch
+from weft.compiler.targets.cuda.products.cluster_products import (
+    CLUSTERS,
+    MOST_STEPS,
+    STEP,
+    TILE,
+)
 from weft.compiler.targets.cuda.products.description import (
     Apply,
     Combine,
@@ -296,6 +302,7 @@ def checked_cases() -> list[tuple[str, ProductSpec, Sizes, list[Plan]]]:
     plain = [Plan(side, side, 2, bulk=False, plain=True) for side in (64, 128)]
     plain += [replace(plan, split=True) for plan in plain]
     cases.append(("plain aligned", exact, Sizes(260, 132, 1000), plain))
+    cases += cluster_cases()
     epilogues = {
         "bias gelu": BIAS_GELU,
         "gelu backward": GELU_BACKWARD,
@@ -331,6 +338,26 @@ def checked_cases() -> list[tuple[str, ProductSpec, Sizes, list[Plan]]]:
         cases.append((name, spec, Sizes(456, 584, 200), [*tiles[:6], tiles[7], tiles[-1]]))
         several = [Plan(128, 128, 4, alternate=True), Plan(192, 192, 2)]
         cases.append((f"{name}, several tiles", spec, Sizes(2000, 3000, 712), several))
+    return cases
+
+
+def cluster_cases() -> list[tuple[str, ProductSpec, Sizes, list[Plan]]]:
+    """Small products of float32 in every layout, with and without rows of whole 16 bytes."""
+    plans = [
+        Plan(TILE, TILE, stages=stages, bulk=False, plain=True, cluster=cluster)
+        for cluster, stages in ((1, 13), (2, 7), (4, 4), (7, 2), (8, 2))
+    ]
+    epilogue = (Combine("add", Vector("bias", "float32")), Keep("kept"), Apply("relu"))
+    cases = []
+    for layout in range(4):
+        for size in (Sizes(132, 68, 200), Sizes(129, 67, 195), Sizes(5, 131, 208, 3)):
+            lines = (size.m if layout > 1 else size.k), (size.k if layout % 2 else size.n)
+            spec = ProductSpec(
+                "float32", transpose_a=layout > 1, transpose_b=layout % 2 == 1,
+                batched=size.batch > 1, aligned=all(line % 4 == 0 for line in lines),
+                aligned_output=size.n % 4 == 0, epilogue=epilogue,
+            )  # fmt: skip
+            cases.append((f"cluster {layout} {size}", spec, size, plans))
     return cases
 
 
@@ -521,8 +548,63 @@ def float32() -> None:
             report("products_float32.jsonl", row)
 
 
+SMALL = [
+    ("NT", 128, 512, 784),
+    ("NT", 128, 512, 512),
+    ("NT", 128, 10, 512),
+    ("NN", 128, 512, 10),
+    ("NN", 128, 512, 512),
+    ("TN", 512, 784, 128),
+    ("TN", 512, 512, 128),
+    ("TN", 10, 512, 128),
+    ("NT", 64, 1024, 256),
+    ("NT", 256, 512, 784),
+    ("NT", 512, 512, 512),
+    ("NT", 1024, 1024, 128),
+    ("NN", 640, 640, 640),
+]
+
+
+def small() -> None:
+    """Small products of float32: every way to share tiles, and whether all are right."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for layout, *shape in SMALL:
+        sizes = Sizes(*shape)
+        turned = layout[0] == "T", layout[1] == "T"
+        lines = (sizes.m if turned[0] else sizes.k), (sizes.k if turned[1] else sizes.n)
+        spec = ProductSpec(
+            "float32", transpose_a=turned[0], transpose_b=turned[1],
+            aligned=all(line % 4 == 0 for line in lines), aligned_output=sizes.n % 4 == 0,
+        )  # fmt: skip
+        runs, wrong = dict[str, Callable[[], object]](), dict[str, object]()
+        for plan in small_plans(spec, sizes):
+            name = f"cluster {plan.cluster}" if plan.cluster else f"plain {plan.tile_m}"
+            name += " split" * plan.split
+            runs[name], operands = prepare(spec, plan, sizes)
+            bad = wrong_results(spec, errors(spec, plan, sizes))
+            wrong |= {name: bad} if bad else {}
+        one = torch.ones(1, device="cuda")
+        runs |= {"cublas": _rival(spec, operands), "least": lambda: one.add_(1)}  # noqa: B023
+        row = {"layout": layout, "shape": shape, **measure(runs, 12), "wrong": wrong}
+        chosen = str(best_plan(spec, sizes, multiprocessors()))
+        report("products_small.jsonl", {**row, "chosen": chosen})
+
+
+def small_plans(spec: ProductSpec, sizes: Sizes) -> list[Plan]:
+    """Plain tiles, and tiles that clusters of each size share."""
+    sides = [Plan(side, side, stages=2, bulk=False, plain=True) for side in (64, 128)]
+    found = [replace(plan, split=split) for plan in sides for split in (False, True)]
+    steps = -(-sizes.k // STEP)
+    for cluster in CLUSTERS:
+        run = -(-steps // cluster)
+        if run <= MOST_STEPS and (cluster - 1) * run < steps:
+            found.append(Plan(TILE, TILE, run, bulk=False, plain=True, cluster=cluster))
+    return found
+
+
 PARTS = {
     "check": check, "speed": speed, "epilogues": epilogues, "plans": plans, "float32": float32,
+    "small": small,
 }  # fmt: skip
 
 

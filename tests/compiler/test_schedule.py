@@ -132,6 +132,28 @@ def test_preparations_come_first_and_what_only_updates_wait_for_last() -> None:
     assert (4, 7) not in schedule(tasks, held, LARGE, float("inf"), 1 << 40)
 
 
+def test_updates_that_need_not_wait_for_the_last_large_launch_do_not() -> None:
+    tasks = [
+        Task((), ("y",), joins=False),
+        Task(("y",), ("gradient",), joins=False),
+        Task(("y",), ("parts",), joins=False),
+        Task(("y",), ("short gradient",)),
+        Task(("parts",), ("other gradient",)),
+        Task(("gradient", "w"), ("new w",), replaces={"w": 8}),
+        Task(("other gradient", "u"), ("new u",), replaces={"u": 8}),
+        Task(("short gradient", "v"), ("new v",), replaces={"v": 8}),
+    ]
+    sizes = {
+        value: 8 for task in tasks for value in task.writes if not str(value).startswith("new")
+    }
+    body: list[Launch] = [(0,), (1,), (2,), (3, 4)]
+    apart = schedule(tasks, sizes, LARGE, side_by_side=8)
+    assert apart == [*body, (5, 7), (6,)]
+    together = [*body, (5, 6, 7)]
+    assert schedule(tasks, sizes, LARGE) == together
+    assert schedule(tasks, sizes, LARGE, side_by_side=5) == together  # of five launches
+
+
 def test_what_frees_more_than_it_takes_comes_first_where_that_lowers_the_peak() -> None:
     large = {"a": 1000, "b": 1000, "c": 1000}
     tasks = [
@@ -175,13 +197,14 @@ def graphs(draw: st.DrawFn) -> list[Task]:
     graphs(),
     st.lists(st.integers(0, 1000), min_size=25, max_size=25),
     st.sampled_from([0, 1 << 24]),
+    st.sampled_from([0, 8, 1 << 10]),
 )
 def test_every_schedule_can_be_run_and_needs_no_more_memory(
-    tasks: list[Task], bytes_: list[int], gathered: int
+    tasks: list[Task], bytes_: list[int], gathered: int, side_by_side: int
 ) -> None:
     read = {value for task in tasks for value in task.reads}
     sizes = {value: bytes_[value] << 16 for value in range(len(tasks)) if value in read}
-    limits = LARGE, float("inf") if gathered else None, gathered
+    limits = LARGE, float("inf") if gathered else None, gathered, side_by_side
     found = schedule(tasks, sizes, *limits)  # type: ignore[arg-type]
     assert sorted(number for launch in found for number in launch) == [*range(len(tasks))]
     done: set[Any] = {value for task in tasks for value in task.replaces}

@@ -35,6 +35,7 @@ LARGE, SQUARE, WIDE = Plan(128, 256, 3), Plan(128, 128, 6), Plan(192, 192, 3)
 SMALL, SHARED = Plan(64, 64, 8), Plan(128, 128, 6, split=True)
 ALTERNATE = Plan(128, 128, 4, alternate=True)
 DIRECT, PLAIN = Plan(64, 128, 4, bulk=False), Plan(64, 64, 2, bulk=False, plain=True)
+CLUSTER = Plan(64, 64, 7, bulk=False, plain=True, cluster=7)
 
 BIAS = Combine("add", Vector("bias", "bfloat16"))
 EPILOGUES: dict[str, tuple[Step, ...]] = {
@@ -89,6 +90,9 @@ def test_epilogues_assemble_without_spills(name: str, plan: Plan) -> None:
         (ProductSpec("bfloat16", transpose_b=True, epilogue=EPILOGUES["exact gelu"]), ALTERNATE),
         (ProductSpec("bfloat16", aligned=False, batched=True, epilogue=(BIAS,)), PLAIN),
         (ProductSpec("float16", aligned=False, aligned_output=False), PLAIN),
+        (ProductSpec("float32", transpose_b=True, epilogue=EPILOGUES["rows"]), CLUSTER),
+        (ProductSpec("float32", transpose_a=True, batched=True, aligned=False), CLUSTER),
+        (ProductSpec("tfloat32", aligned_output=False), replace(CLUSTER, cluster=1, stages=16)),
     ],
     ids=str,
 )
@@ -130,8 +134,27 @@ def test_heavy_epilogues_are_hidden_behind_another_consumers_products() -> None:
     assert not best_plan(spec, Sizes(256, 256, 256)).alternate
 
 
-def test_plain_products_of_few_tiles_are_split() -> None:
+def test_small_products_of_float32_are_shared_by_clusters_that_run_at_once() -> None:
     spec = ProductSpec("float32")
+    for size in (Sizes(128, 512, 784), Sizes(128, 10, 512), Sizes(64, 1024, 256)):
+        plan = best_plan(spec, size)
+        kernel = kernel_of(spec, plan)
+        how = launch(kernel, size)
+        assert plan.cluster > 1
+        assert how.blocks % plan.cluster == 0
+        assert how.blocks <= 132
+        assert plan.stages * plan.cluster * 16 >= size.k > plan.stages * (plan.cluster - 1) * 16
+        assert kernel.shared_bytes <= 227 * 1024
+        assert not how.workspace_bytes
+    assert best_plan(spec, Sizes(512, 784, 128)).cluster == 1
+    older = best_plan(spec, Sizes(128, 512, 784), has_warpgroups=False)
+    assert older.cluster <= 1  # cards before Hopper have no clusters
+    assert not best_plan(spec, Sizes(4096, 4096, 64)).cluster
+    assert not best_plan(ProductSpec("bfloat16", aligned=False), Sizes(128, 512, 784)).cluster
+
+
+def test_plain_products_of_few_tiles_are_split() -> None:
+    spec = ProductSpec("bfloat16", aligned=False)
     few = best_plan(spec, Sizes(128, 512, 784))
     assert few.split
     how = launch(kernel_of(spec, few), Sizes(128, 512, 784), multiprocessors=132)

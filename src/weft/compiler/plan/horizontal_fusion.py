@@ -60,6 +60,7 @@ def schedule_launches(
         limits.filling_chunks,
         limits.filling_update_chunks,
         limits.gathered_bytes,
+        limits.side_by_side,
     )
     return [_group_launches([launches[number] for number in numbers]) for numbers in order]
 

@@ -55,12 +55,14 @@ def schedule(
     large: float,
     large_update: float | None = None,
     gathered_bytes: int = 0,
+    side_by_side: int = 0,
 ) -> list[Launch]:
     """The launches, in order; `sizes` are the bytes of the values that are no inputs or outputs.
 
     A task of `large` chunks or more runs alone, an update of `large_update`. With `gathered_bytes`,
     tasks that read inputs alone are brought to the start, and those that only updates wait for to
-    the end, if they read no more than so many bytes.
+    the end, if they read no more than so many bytes. Where up to `side_by_side` launches run beside
+    each other, updates do not wait for the last large launch if they can do without it.
     """
     plain: list[Launch] = [(number,) for number in range(len(tasks))]
     allowed = peak(plain, tasks, sizes) * TOLERATED + SLACK
@@ -80,7 +82,9 @@ def schedule(
             *_levels(last, tasks, large),
         ]
         if peak([*head, *tail], tasks, sizes) <= allowed:
-            return [*_reorder_launches(head, tail, tasks, sizes), *tail]
+            ordered = _reorder_launches(head, tail, tasks, sizes)
+            is_short = len(ordered) + len(tail) < side_by_side
+            return [*ordered, *(_without_last(ordered, tail, tasks) if is_short else tail)]
     return _reorder_launches(plain, [], tasks, sizes)
 
 
@@ -201,6 +205,25 @@ def _small_as_one(independent: Sequence[int], tasks: Sequence[Task], large: floa
     alone: list[Launch] = [(number,) for number in independent if tasks[number].work >= large]
     small = tuple(number for number in independent if tasks[number].work < large)
     return [*alone, small] if small else alone
+
+
+def _without_last(
+    head: Sequence[Launch], tail: Sequence[Launch], tasks: Sequence[Task]
+) -> list[Launch]:
+    """The updates, those apart that wait for the last launch that runs alone."""
+    alone = [place for place, (first, *_) in enumerate(head) if not tasks[first].joins]
+    if not alone:
+        return list(tail)
+    late = {value for number in head[alone[-1]] for value in tasks[number].writes}
+    for number in [number for launch in head[alone[-1] + 1 :] for number in launch]:
+        if not late.isdisjoint(tasks[number].reads):
+            late.update(tasks[number].writes)
+    parts = [
+        tuple(number for number in launch if late.isdisjoint(tasks[number].reads) == is_free)
+        for launch in tail
+        for is_free in (True, False)
+    ]
+    return [part for part in parts if part]
 
 
 def _levels(order: Sequence[int], tasks: Sequence[Task], large: float) -> list[Launch]:

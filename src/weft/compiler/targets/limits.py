@@ -178,6 +178,8 @@ class PlanLimits:
     """Bytes up to which a launch that only updates wait for is brought to the end, to run with
     others as one; what reads inputs alone is brought to the start then. For machines on which a
     launch takes longer than to read as much from memory. 0: each is where it was."""
+    side_by_side: int = 0
+    """Launches of a program up to which those that do not wait for each other run at once."""
     row_block_bytes: int = 384 * 1024
     """Bytes of a block of rows that fused launches pass on to each other in cache."""
     row_blocks: int = 16

@@ -191,9 +191,11 @@ class Kernel:
         threads: int,
         blocks: int = 1,
         target: str = "sm_90a",
+        cluster: int = 1,
     ) -> None:
         self.name = name
         self.target = target
+        self._cluster = cluster
         self.parameters = tuple(parameters)
         self.threads = threads
         self._blocks = blocks
@@ -337,6 +339,7 @@ class Kernel:
                 f"  {parameters})",
                 f".maxntid {self.threads}, 1, 1",
                 f".minnctapersm {self._blocks}",
+                *([f".reqnctapercluster {self._cluster}, 1, 1"] if self._cluster > 1 else []),
                 "{",
                 *registers,
                 *self._lines,

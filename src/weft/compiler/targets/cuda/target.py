@@ -25,6 +25,7 @@ from weft.compiler.targets.cuda.attention.exact_binding import (
     is_exact_attention,
 )
 from weft.compiler.targets.cuda.attention.head_views import is_viewed, view_heads, viewed_launch
+from weft.compiler.targets.cuda.binding import MOST_BRANCHING
 from weft.compiler.targets.cuda.capabilities import (
     has_warp_products,
     has_warpgroup_products,
@@ -101,6 +102,7 @@ CUDA_LIMITS = Limits(
         filling_chunks=64.0,
         filling_update_chunks=float("inf"),
         gathered_bytes=5 << 20,
+        side_by_side=MOST_BRANCHING,
         column_sum_teams=4,
     ),
     rates=Rates(5e14, 3e14, 1e13, 4e12, 1e12),

@@ -11,8 +11,17 @@ steps, but their parts are written, and read once more by the block that comes l
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from weft.compiler.targets.cuda.products.cluster_products import (
+    CLUSTERS,
+    MOST_STEPS,
+    STEP,
+    TILE,
+    cluster_kernel,
+    takes_clusters,
+)
 from weft.compiler.targets.cuda.products.description import (
     INTEGER_PAIRS,
     Apply,
@@ -62,6 +71,10 @@ _MOST_PLAIN_PARTS = 8
 _MOST_PLAIN_FLOATS = 1 << 23  # of the parts of all such tiles, in memory
 _PLAIN_PART_CYCLES = 5000
 _MEMORY_BYTES_PER_CYCLE = 16  # of a multiprocessor
+_CLUSTER_STEP_CYCLES = 1050  # of a small tile in a cluster, behind the first
+_CLUSTER_CYCLES = 1200  # until all blocks of a cluster have seen each other's sums twice
+_CLUSTER_BLOCK_CYCLES = 16  # more for each block of the launch
+_MOST_IN_CLUSTERS = 0.86  # of multiprocessors that blocks of large clusters can have at once
 _DTYPES = ("bfloat16", "float16", "float32", "tfloat32", "int32", *INTEGER_PAIRS)
 
 
@@ -83,6 +96,8 @@ def kernel_of(spec: ProductSpec, plan: Plan) -> ProductKernel:
     """The kernel of a product that is cut as a plan says."""
     if plan.warps:
         return warp_kernel(spec, plan)
+    if plan.cluster:
+        return cluster_kernel(spec, plan)
     return plain_kernel(spec, plan) if plan.plain else tensor_core_kernel(spec, plan)
 
 
@@ -112,7 +127,8 @@ def best_plan(
         tiles = math.ceil(sizes.m / 128) * math.ceil(sizes.n / 128) * sizes.batch
         return warp_plan(tiles, multiprocessors)
     if not has_warpgroups or not _takes_tensor_cores(spec):
-        return _plain_plan(spec, sizes, multiprocessors)
+        clusters = CLUSTERS if has_warpgroups else CLUSTERS[:1]
+        return _plain_plan(spec, sizes, multiprocessors, clusters)
     plans = [
         with_most_stages(spec, Plan(*tile, stages=0, split=split))
         for tile in _TILES
@@ -131,7 +147,9 @@ def _takes_tensor_cores(spec: ProductSpec) -> bool:
     return spec.dtype != "tfloat32" or (not spec.transpose_a and spec.transpose_b)
 
 
-def _plain_plan(spec: ProductSpec, sizes: Sizes, multiprocessors: int) -> Plan:
+def _plain_plan(
+    spec: ProductSpec, sizes: Sizes, multiprocessors: int, clusters: Sequence[int]
+) -> Plan:
     """The plan with the least estimate; few large tiles are small ones, split if they are few."""
     plans = [Plan(side, side, stages=2, bulk=False, plain=True) for side in (128, 64)]
     if _counts(spec, plans[0], sizes)[0] < multiprocessors * _FEWEST_PLAIN:
@@ -139,11 +157,29 @@ def _plain_plan(spec: ProductSpec, sizes: Sizes, multiprocessors: int) -> Plan:
     split = [
         replace(plan, split=_tile_parts(spec, plan, sizes, multiprocessors) > 1) for plan in plans
     ]
-    return min(split, key=lambda plan: _plain_cycles(spec, plan, sizes, multiprocessors))
+    shared = _cluster_plans(sizes, multiprocessors, clusters) if takes_clusters(spec) else []
+    every = [*split, *shared]
+    return min(every, key=lambda plan: _plain_cycles(spec, plan, sizes, multiprocessors))
+
+
+def _cluster_plans(sizes: Sizes, multiprocessors: int, clusters: Sequence[int]) -> Iterator[Plan]:
+    """Plans of small tiles whose blocks all run at once."""
+    tiles = math.ceil(sizes.m / TILE) * math.ceil(sizes.n / TILE) * sizes.batch
+    steps = math.ceil(sizes.k / STEP)
+    for cluster in clusters:
+        run = math.ceil(steps / cluster)
+        most = multiprocessors * (1 if cluster <= 2 else _MOST_IN_CLUSTERS)
+        if run <= MOST_STEPS and (cluster - 1) * run < steps and tiles * cluster <= most:
+            yield Plan(TILE, TILE, run, bulk=False, plain=True, cluster=cluster)
 
 
 def _plain_cycles(spec: ProductSpec, plan: Plan, sizes: Sizes, multiprocessors: int) -> float:
     """The estimate that plain plans are compared by."""
+    if plan.cluster:
+        cycles = _CLUSTER_STEP_CYCLES * (plan.stages - 1)
+        blocks = _counts(spec, plan, sizes)[0] * plan.cluster
+        is_shared = plan.cluster > 1
+        return cycles + is_shared * (_CLUSTER_CYCLES + _CLUSTER_BLOCK_CYCLES * blocks)
     parts = _tile_parts(spec, plan, sizes, multiprocessors) if plan.split else 1
     return _cycles_of_parts(spec, plan, sizes, multiprocessors, parts)
 
@@ -234,6 +270,8 @@ def launch(kernel: ProductKernel, sizes: Sizes, multiprocessors: int = 132) -> L
     plan = kernel.plan
     tiles, steps = _counts(kernel.spec, plan, sizes)
     words = {"m": sizes.m, "n": sizes.n, "k": sizes.k, "batch": sizes.batch}
+    if plan.cluster:
+        return Launch(tiles * plan.cluster, words)
     if not plan.split:
         stays = not (plan.plain or plan.warps)
         return Launch(min(tiles, multiprocessors) if stays else tiles, words)

@@ -189,7 +189,8 @@ class Plan:
     share a tile, each a part of the summed axis; the parts are added up in their order. `bulk`
     stores results by bulk copies, `plain` multiplies without tensor cores. With `alternate`, two
     consumers take whole tiles of 128 rows in turn: one multiplies while the other is in its
-    epilogue. With `warps`, single warps multiply, as cards before Hopper do.
+    epilogue. With `warps`, single warps multiply, as cards before Hopper do. With `cluster`, so
+    many blocks share a small plain tile, each for `stages` steps, by each other's shared memory.
     """
 
     tile_m: int
@@ -201,6 +202,7 @@ class Plan:
     plain: bool = False
     alternate: bool = False
     warps: bool = False
+    cluster: int = 0
 
     @property
     def consumers(self) -> int:
