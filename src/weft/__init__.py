@@ -560,6 +560,10 @@ def _ordered_copy(array: _Any) -> _Any:
     return copies.ordered_copy(array)
 
 
+def _new_book() -> _Any:
+    return _import_module("weft.compiler.function.fastcall.books").new_book()
+
+
 def _jit(f: _Any) -> _Any:
     return _import_module("weft.compiler.function.jit").jit(f)
 
@@ -574,6 +578,7 @@ _FINDERS["cuda"] = _find_card
 _eager.COMPILE.append(_compile_unit)
 _eager.COPY.append(_ordered_copy)
 _eager.JIT.append(_jit)
+_eager.BOOKS.append(_new_book)
 _methods.NAMESPACE.append(_sys.modules[__name__])
 _PUBLIC.append(_sys.modules[__name__])
 _sys.modules |= {f"weft.{name}": globals()[name] for name in ("fft", "linalg", "random", "tree")}

@@ -27,28 +27,51 @@ from functools import wraps
 from importlib import import_module
 from inspect import Parameter, Signature, signature, unwrap
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from weft.core.deferred import NODES, deferred_call
 from weft.core.errors import ArgumentTypeError, short_repr
 from weft.core.names import nearest_name
 
-__all__ = ["RECALLS", "explain_all", "explain_arguments", "takes_options"]
+__all__ = ["RECALLS", "Recall", "explain_all", "explain_arguments", "takes_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFERRING = ("weft.ops.", "weft.nn.functional.")
 """Where the functions are that become nodes of a graph when they are given one."""
-Recall = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Native(Protocol):
+    """What native code knows of a function; see `weft.ir.eager`."""
+
+    recall: Callable[..., Any] | None
+
+
+class Recall:
+    """What gives the result of a call that a function remembers, or None for another one."""
+
+    __slots__ = ("find", "native")
+
+    def __init__(
+        self,
+        find: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+        native: Native | None = None,
+    ) -> None:
+        self.find = find
+        """What does so for arguments; see `weft.ir.remembered_calls`."""
+        self.native = native
+        """What is asked before."""
+
+
 RECALLS: dict[Callable[..., Any], Recall] = {}
-"""Functions, and what gives the result of a call that they remember, or None for another; see
-`weft.ir.remembered_calls`. It is asked first, so that such a call goes through no wrapper."""
+"""Functions that remember calls. They are asked first, so that such a call goes through no wrapper.
+"""
 NUMPY_OPTIONS = {"axis", "axes", "keepdims", "axis1", "axis2"}
 
 
 def explain_arguments(f: F) -> F:
     """The function, whose calls with wrong arguments give an error that says what to write."""
     defers = str(f.__module__).startswith(DEFERRING) and "." not in f.__qualname__
-    recall = RECALLS.get(f)
+    find, native = (RECALLS[f].find, RECALLS[f].native) if f in RECALLS else (None, None)
 
     @wraps(f)
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -56,8 +79,12 @@ def explain_arguments(f: F) -> F:
             node = deferred_call(f, args, kwargs, f.__name__)
             if node is not None:
                 return node
-        if recall is not None:
-            result = recall(args, kwargs)
+        if find is not None:
+            if native is not None and native.recall is not None:
+                result = native.recall(*args, **kwargs)
+                if result is not None:
+                    return result
+            result = find(args, kwargs)
             if result is not None:
                 return result
         try:

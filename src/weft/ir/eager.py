@@ -31,7 +31,7 @@ from weft.core.arrays import CONCRETE, HostArray, can_compute_on
 from weft.core.devices import CPU
 from weft.core.errors import WeftError
 from weft.core.settings import settings
-from weft.core.wrong_calls import RECALLS
+from weft.core.wrong_calls import RECALLS, Recall
 from weft.ir.autocast import AUTOCAST
 from weft.ir.call_keys import DEEPEST, SIMPLE, plain_key, static_key
 from weft.ir.constants import beside_operands
@@ -53,6 +53,8 @@ COMPILE: list[Compile] = []
 """Makes what runs a call of a function, given its tensors; None where it cannot be compiled."""
 JIT: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = []
 """Compiles a function with the state that it writes; filled where `COMPILE` is."""
+BOOKS: list[Callable[[], Any]] = []
+"""Makes what native code knows the calls of a function by, or None; filled where `COMPILE` is."""
 COPY: list[Callable[[Any], Any]] = []
 """Copies an array whose axes lie in memory in another order; None where NumPy is to do it."""
 FORMS = 1024
@@ -112,7 +114,8 @@ def unit(f: Any = None, *, weights: Sequence[str] = (), numbers: Sequence[str] =
 def _unit(
     f: Callable[..., Any], weights: Sequence[str], numbers: Sequence[str] = ()
 ) -> Callable[..., Any]:
-    forms, plain = Forms(f, weights, COMPOSED), beside_operands(f)
+    native = NativeCalls()
+    forms, plain = Forms(f, weights, COMPOSED, native), beside_operands(f)
     read_numbers = number_reader(f, numbers, forms.is_large) if numbers else None
 
     def recall(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -131,6 +134,10 @@ def _unit(
 
     @wraps(f)
     def function(*args: Any, **kwargs: Any) -> Any:
+        if native.recall is not None:
+            result = native.recall(*args, **kwargs)
+            if result is not None:
+                return result
         if traces.stack or OBSERVERS:
             return plain(*args, **kwargs)
         given = args, kwargs
@@ -144,7 +151,7 @@ def _unit(
         except (WeftError, Declined):  # an index out of range, say: the reference names the line
             return plain(*args, **kwargs)
 
-    RECALLS[function] = recall
+    RECALLS[function] = Recall(recall, native)
     function.weights = weights  # type: ignore[attr-defined]
     return function
 
@@ -234,17 +241,24 @@ def by_reference(f: Callable[Parameters, Result]) -> Callable[Parameters, Result
 class Forms:
     """The compiled forms of one function, by all that they depend on."""
 
-    __slots__ = ("_by_key", "_compiled", "_function", "_known", "_share", "_weights")
+    __slots__ = ("_by_key", "_compiled", "_function", "_known", "_native", "_share", "_weights")
 
     def __init__(
-        self, function: Callable[..., Any], weights: Sequence[str] = (), share: float = 1
+        self,
+        function: Callable[..., Any],
+        weights: Sequence[str] = (),
+        share: float = 1,
+        native: NativeCalls | None = None,
     ) -> None:
         self._function, self._weights = function, weights
+        self._native = native
+        """What is told of each call that is made again."""
         self._share = share
         """Arrays are large that have this part of `eager_elements`."""
         self._by_key: dict[Hashable, Run | None] = {}
-        self._known: dict[Hashable, tuple[Run | None, float]] = {}
-        """By plain keys: what runs a call, and how many elements count for `eager_elements`.
+        self._known: dict[Hashable, tuple[Run | None, float, bool]] = {}
+        """By plain keys: what runs a call, how many elements count for `eager_elements`, and
+        whether native code is to be told of it.
 
         None for what ran by reference, as it does while there are too few of them.
         """
@@ -258,17 +272,19 @@ class Forms:
         key, given = plain_key(args, kwargs) if AUTOCAST.get() is None else (None, [])
         known = None if key is None else self._known.get(key)
         if known is not None:
-            run, elements = known
+            run, elements, is_new = known
             if run is None and not self.is_large(elements):
                 return None, ()
             if self._is_used(run, elements):
+                if is_new:
+                    self._tell_native(key, args, kwargs, given)
                 return run, given
         run, handles = self._find_first(args, kwargs)
         is_kept = key is not None and (run is not None or traces.device is None)
         if is_kept and all(map(_is_contiguous, given)):
             if len(self._known) >= FORMS:
                 self._known = {}
-            self._known[key] = run, _elements_counted(given)
+            self._known[key] = run, _elements_counted(given), self._native is not None
         return run, handles
 
     def find_known(
@@ -285,8 +301,26 @@ class Forms:
         ):
             return None
         key, given = plain_key(args, kwargs)
-        run, elements = self._known.get(key, (None, 0)) if key is not None else (None, 0)
-        return (run, given) if run is not None and self._is_used(run, elements) else None
+        unknown = None, 0, False
+        run, elements, is_new = unknown if key is None else self._known.get(key, unknown)
+        if run is None or not self._is_used(run, elements):
+            return None
+        if is_new:
+            self._tell_native(key, args, kwargs, given)
+        return run, given
+
+    def _tell_native(
+        self,
+        key: Hashable,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        given: Sequence[Tensor],
+    ) -> None:
+        """Let native code find a call that is made again, where it can."""
+        run, elements, _ = self._known[key]
+        self._known[key] = run, elements, False
+        if self._native is not None and run is not None:
+            self._native.add(args, kwargs, run, given)
 
     def _is_used(self, run: Run | None, elements: float) -> bool:
         return run is not None and self.is_large(elements) and is_native()
@@ -349,6 +383,60 @@ def _elements_counted(handles: Sequence[Tensor]) -> float:
     if any(type(handle._value) is not HostArray for handle in handles):
         return math.inf
     return max([handle._value.size for handle in handles], default=0)
+
+
+class NativeCalls:
+    """The calls of one function that native code finds and runs, with little work for each.
+
+    It does so where nothing is traced, observed or cast, for arrays of the host without gaps, of
+    the dtypes and shapes that were given before, with the same bits. All else it leaves to Python.
+    """
+
+    __slots__ = ("_book", "_is_final", "_is_strict", "recall")
+
+    def __init__(self, *, is_final: bool = True, is_strict: bool = False) -> None:
+        self._book: Any = None
+        self._is_final, self._is_strict = is_final, is_strict
+        """Whether it leaves calls with a place on the tape alone, else the caller sees to that; and
+        also those with gradients, the same tensor twice, or gradients recorded where they were not.
+        """
+        self.recall: Callable[..., Any] | None = None
+        """The result of a call, or None for one that is to be made otherwise."""
+
+    def add(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        run: Run,
+        handles: Sequence[Tensor],
+    ) -> None:
+        """Know a call from now on, that was run before for tensors of the same kinds."""
+        if AUTOCAST.get() is not None or traces.stack or traces.device is not None:
+            return  # what it ran is not what calls that are made as usual run
+        native = getattr(run, "native_run", None)
+        arguments = *args, *kwargs.values()
+        if native is None or not BOOKS or not all(map(_is_fixed, arguments)):
+            return
+        found = native([handle._value for handle in handles])
+        if found is None:
+            return
+        if self._book is None:
+            self._book = BOOKS[0]()
+        if self._book is not None:
+            mode = grad_mode.enabled if self._is_strict else None
+            self._book.add(arguments, [*kwargs], found, run, is_final=self._is_final, mode=mode)
+            self.recall = self._book.recall
+
+
+_FIXED = SIMPLE | {float}
+
+
+def _is_fixed(argument: Any) -> bool:
+    """Whether an argument is a tensor, or an object that says the same for ever."""
+    kind = type(argument)
+    if kind is tuple:
+        return all(type(each) in _FIXED for each in argument)
+    return kind is Tensor or kind in _FIXED
 
 
 class Declined(Exception):

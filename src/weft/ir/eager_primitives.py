@@ -34,6 +34,7 @@ from weft.ir.eager import (
     REPEATED,
     WORTHWHILE,
     Forms,
+    NativeCalls,
     is_native,
 )
 from weft.ir.kinds import Elementwise, Movement, Random
@@ -229,15 +230,21 @@ def contiguous_array(array: Any) -> Any:
     return np.ascontiguousarray(array) if copy is None else copy
 
 
-def large_elementwise(primitive: Primitive) -> Callable[[tuple[Tensor, ...]], Tensor | None]:
+def large_elementwise(
+    primitive: Primitive,
+) -> tuple[Callable[[tuple[Tensor, ...]], Tensor | None], NativeCalls]:
     """What computes an element-wise primitive of large tensors, with its place on the tape.
 
     None where it is to run by reference. Where a derivative is no more than the cotangent, or its
     product with an operand, the tape keeps the primitive itself; others are compiled both ways.
+    With it the calls that native code knows, which gives those of the first kind no place on the
+    tape: see `record_large`.
     """
     forms = Forms(lambda *operands: bind(primitive, *operands))
-    known: dict[Hashable, tuple[Compute, int]] = {}
-    """By dtypes and shapes: what computes arrays without gaps at once, and `eager_elements`."""
+    native = NativeCalls(is_final=not primitive.is_multilinear)
+    known: dict[Hashable, tuple[Any, int, bool]] = {}
+    """By dtypes and shapes: what computes arrays without gaps, `eager_elements`, and whether native
+    code is to be told of it."""
 
     def compute(operands: tuple[Tensor, ...]) -> Tensor | None:
         if traces.stack or OBSERVERS:
@@ -253,9 +260,12 @@ def large_elementwise(primitive: Primitive) -> Callable[[tuple[Tensor, ...]], Te
             return compute_first(key, operands)
         found, made = known.get(key), None
         if found is not None and traces.device is None and traces.keeper is None:
-            compute_known, elements = found
+            run, elements, is_new = found
             if AUTOCAST.get() is None and elements == settings.eager_elements and is_native():
-                made = compute_known(arrays)
+                if is_new:
+                    known[key] = run, elements, False
+                    native.add(operands, {}, run, operands)
+                made = run.compute_known(arrays)
         result = compute_first(key, operands) if made is None else wrap(made[0])
         if is_recorded and result is not None:
             record(primitive, {}, operands, result)
@@ -271,11 +281,21 @@ def large_elementwise(primitive: Primitive) -> Callable[[tuple[Tensor, ...]], Te
         if primitive.is_multilinear:  # `compute` sees to the tape
             handles = [wrap(handle._value) for handle in handles]
         result: Tensor = run(handles)
-        compute_known = getattr(run, "compute_known", None)
-        if compute_known is not None and traces.device is None and AUTOCAST.get() is None:
+        is_usual = traces.device is None and AUTOCAST.get() is None
+        if is_usual and hasattr(run, "compute_known"):
             if len(known) >= FORMS:
                 known.clear()
-            known[key] = compute_known, settings.eager_elements
+            known[key] = run, settings.eager_elements, True
         return result
 
-    return compute
+    return compute, native
+
+
+def record_large(primitive: Primitive, operands: tuple[Tensor, ...], result: Tensor) -> Tensor:
+    """The result of native code, with its place on the tape where an operand has one."""
+    if primitive.is_multilinear and grad_mode.enabled:
+        for operand in operands:
+            if operand._node is not None:
+                record(primitive, {}, operands, result)
+                break
+    return result

@@ -21,7 +21,7 @@ from weft.core.arrays import CONCRETE, HostArray, can_compute_on, move
 from weft.core.dtypes import BY_NUMPY
 from weft.core.records import frozen
 from weft.core.settings import settings
-from weft.core.wrong_calls import RECALLS
+from weft.core.wrong_calls import RECALLS, Recall
 from weft.ir.autocast import AUTOCAST
 from weft.ir.call_keys import static_key
 from weft.ir.constants import beside_operands
@@ -159,8 +159,11 @@ def from_sources(
         return product(x1, x2)
 
     function.weights = product.weights  # type: ignore[attr-defined]
-    RECALLS[function] = lambda args, kwargs: (
-        None if EXCHANGED and is_exchanged(args) else recall(args, kwargs)
+    RECALLS[function] = Recall(
+        lambda args, kwargs: (
+            None if EXCHANGED and is_exchanged(args) else recall.find(args, kwargs)
+        ),
+        recall.native,  # which knows arrays of the host alone
     )
     return function
 

@@ -21,7 +21,7 @@ from typing import Any, ParamSpec
 
 from weft.core.arrays import CONCRETE, HostArray
 from weft.core.records import frozen
-from weft.core.wrong_calls import RECALLS
+from weft.core.wrong_calls import RECALLS, Recall
 from weft.ir.applications import Application, Sequential, traced_sequence
 from weft.ir.autocast import AUTOCAST
 from weft.ir.call_keys import plain_key
@@ -122,7 +122,7 @@ def remember_calls(
         seen.add(key)
         return result
 
-    RECALLS[function] = recall
+    RECALLS[function] = Recall(recall)
     return function
 
 

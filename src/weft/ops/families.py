@@ -37,7 +37,7 @@ from weft.ir.batching import move_axis
 from weft.ir.derivatives import OperandDerivative, Tangent
 from weft.ir.dispatch import OBSERVERS, apply, quiet
 from weft.ir.eager import is_native
-from weft.ir.eager_primitives import large_elementwise, times_large
+from weft.ir.eager_primitives import large_elementwise, record_large, times_large
 from weft.ir.elsewhere import KnownCalls, elementwise_elsewhere
 from weft.ir.kinds import Elementwise
 from weft.ir.primitive import PRIMITIVES, Lower, Mistake, Primitive, Sample
@@ -289,7 +289,7 @@ def function_elsewhere(primitive: Primitive, slow: Function) -> tuple[Function, 
 def _unary(
     primitive: Primitive, kernel: Callable[..., Any], fast: frozenset[Any], slow: Function
 ) -> Function:
-    times, large = times_large(primitive), large_elementwise(primitive)
+    times, (large, native) = times_large(primitive), large_elementwise(primitive)
     elsewhere, known = function_elsewhere(primitive, slow)
 
     def function(x: Any, /) -> Tensor:
@@ -297,6 +297,9 @@ def _unary(
             a = x._value
             if type(a) is HostArray and a.dtype in fast:
                 if a.size >= settings.eager_elements * times:
+                    found = None if native.recall is None else native.recall(x)
+                    if found is not None:
+                        return found if x._node is None else record_large(primitive, (x,), found)
                     found = large((x,))
                     if found is not None:
                         return found
@@ -358,7 +361,7 @@ def _binary(
     slow: Function,
 ) -> Function:
     """`weak` are the dtypes that a Python float may stand beside."""
-    times, large = times_large(primitive), large_elementwise(primitive)
+    times, (large, native) = times_large(primitive), large_elementwise(primitive)
     elsewhere, known = function_elsewhere(primitive, slow)
     known_elsewhere = _binary_elsewhere(primitive, elsewhere, known)
 
@@ -369,12 +372,16 @@ def _binary(
                 return known_elsewhere(x1, x2, a, b)
             if a.dtype is not b.dtype or a.dtype not in fast:
                 return slow(x1, x2)
+            node, other = x1._node, x2._node
             least = settings.eager_elements * times
             if a.size >= least or b.size >= least:
+                found = None if native.recall is None else native.recall(x1, x2)
+                if found is not None:
+                    is_plain = node is None and other is None
+                    return found if is_plain else record_large(primitive, (x1, x2), found)
                 found = large((x1, x2))
                 if found is not None:
                     return found
-            node, other = x1._node, x2._node
         elif type(x1) is Tensor:
             a, b = x1._value, _as_float(x2)
             if type(b) is not float or type(a) is not HostArray or a.dtype not in weak:

@@ -23,7 +23,7 @@ from weft.ir import numerics, ranges
 from weft.ir.derivatives import additive, constant, tangent
 from weft.ir.dispatch import apply
 from weft.ir.eager import DIFFERENTIATED
-from weft.ir.eager_primitives import large_elementwise
+from weft.ir.eager_primitives import large_elementwise, record_large
 from weft.ir.kinds import Elementwise
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.remembered_calls import remember_host_calls
@@ -144,7 +144,7 @@ def _where_promoted(condition: Any, x1: Any, x2: Any) -> Tensor:
 
 
 _where_elsewhere, _ = function_elsewhere(select, _where_promoted)
-_choose_compiled = large_elementwise(select)
+_choose_compiled, _native_choices = large_elementwise(select)
 
 
 def _large_where(condition: Tensor, x1: Any, x2: Any) -> Tensor | None:
@@ -161,7 +161,10 @@ def _large_where(condition: Tensor, x1: Any, x2: Any) -> Tensor | None:
         if type(side._value) is not HostArray or side._value.dtype is not like._value.dtype:
             return None
         sides.append(side)
-    return _choose_compiled((condition, *sides))
+    operands = (condition, *sides)
+    recall = _native_choices.recall
+    found = None if recall is None else recall(*operands)
+    return _choose_compiled(operands) if found is None else record_large(select, operands, found)
 
 
 def _short_where(mask: Array, x1: Any, x2: Any) -> Tensor | None:

@@ -241,6 +241,11 @@ class Compiled:
             else self._run(arrays)
         )
 
+    def native_run(self, arrays: Sequence[Any]) -> Any:
+        """Its program as one native function of arrays of these kinds; None where it has none."""
+        find = getattr(self.program, "native_run", None)
+        return None if find is None or self.rules else find(arrays)
+
     def is_ready(self) -> bool:
         """Whether its program is there, and calls are to be run by it."""
         return (

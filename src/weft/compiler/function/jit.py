@@ -106,6 +106,10 @@ class Jit:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the compiled function, compiling it first if need be."""
+        if self._repeated.native is not None:
+            result = self._repeated.native(*args, **kwargs)
+            if result is not None:
+                return result
         outside = self.values_outside(args, kwargs)
         recognised = self._repeated.recognise(args, kwargs, outside)
         if recognised is not None:

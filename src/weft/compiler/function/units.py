@@ -283,6 +283,15 @@ class UnitCall:
         found: Quick | None = stretch or (None if find is None else find(arrays))
         return found
 
+    def native_run(self, arrays: Sequence[Any]) -> Any:
+        """The program as one native function of arrays of these kinds, with one result, or None.
+
+        It was run for them before.
+        """
+        find = getattr(self._program, "native_run", None)
+        is_alone = self._position == 0 and len(self._found.recording.graph.outputs) == 1
+        return find(arrays) if find is not None and is_alone and self._in_order else None
+
     def attach(self, handles: Sequence[Tensor], results: Sequence[Tensor]) -> bool:
         """Give results that were found otherwise their place on the tape; False where it cannot."""
         inputs = [handles[place] for place in self._places]

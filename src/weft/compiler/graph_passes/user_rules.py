@@ -82,13 +82,13 @@ class Rewrite:
     def add(self) -> None:
         """Apply the rule from now on, after those that hold already."""
         with _lock:
-            if self not in _standing[0]:
-                _standing[0] = (*_standing[0], self)
+            if self not in STANDING[0]:
+                STANDING[0] = (*STANDING[0], self)
 
     def remove(self) -> None:
         """Apply the rule no more."""
         with _lock:
-            _standing[0] = tuple(each for each in _standing[0] if each is not self)
+            STANDING[0] = tuple(each for each in STANDING[0] if each is not self)
 
     def __enter__(self) -> Self:
         self.add()
@@ -99,25 +99,27 @@ class Rewrite:
 
 
 Rewrites = tuple[Rewrite, ...]
-_standing: list[Rewrites] = [()]
-_only: ContextVar[Rewrites | None] = ContextVar("only", default=None)
+STANDING: list[Rewrites] = [()]
+"""The rules that hold everywhere."""
+ONLY: ContextVar[Rewrites | None] = ContextVar("only", default=None)
+"""The rules that hold in their place in this thread or task."""
 _lock = renew_in_children(Lock())
 
 
 def rewrites() -> Rewrites:
     """The rules of users that hold now, in the order in which they are tried."""
-    only = _only.get()
-    return _standing[0] if only is None else only
+    only = ONLY.get()
+    return STANDING[0] if only is None else only
 
 
 @contextmanager
 def only_these_rules(rules: Rewrites) -> Iterator[None]:
     """Inside a `with` block these rules hold, and no others."""
-    token = _only.set(rules)
+    token = ONLY.set(rules)
     try:
         yield
     finally:
-        _only.reset(token)
+        ONLY.reset(token)
 
 
 def apply_rewrites(graph: Graph, tally: Tally | None = None) -> Graph:

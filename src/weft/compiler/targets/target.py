@@ -144,6 +144,15 @@ class Target(Hashable, Protocol):
         Tables are those of `weft.runtime.object_words`. There is none where fastcall is off.
         """
 
+    def new_book(
+        self, handle_class: type, usual: Mapping[str, Any], places: Mapping[str, int]
+    ) -> Any:
+        """What knows the calls of one function natively, with none yet; None where nothing does.
+
+        Handles are of a class; `usual` are the objects that tell whether calls are made as usual,
+        and `places` how many bytes into handles and settings their attributes stand.
+        """
+
     def listing(self, kernels: Sequence[Kernel]) -> str:
         """The machine code of kernels, as text."""
 

@@ -70,7 +70,8 @@ class KnownCall:
         are_all = found.places == [*range(len(handles))]
         self._places = None if are_all else found.places
         find = getattr(found.program, "quick_call", None)
-        self._quick = None if find is None else find([x._value for x in handles])
+        inputs = handles if found.places is None else [handles[place] for place in found.places]
+        self._quick = None if find is None else find([x._value for x in inputs])
         """What runs the program with less work, or declines."""
         self._fixed = frozenset(map(id, fixed))
         self._words = tensor_words(fixed)

@@ -22,6 +22,7 @@ from weft.compiler.function.fastcall.last_call import KnownCall, known_call
 from weft.compiler.function.fastcall.quick_key import quick_key
 from weft.compiler.targets.target import default_target
 from weft.core.settings import settings
+from weft.ir.eager import NativeCalls
 from weft.ir.tensor import Tensor
 
 PATIENCE = 16
@@ -35,9 +36,12 @@ Run = Callable[[Sequence[Any]], Any]
 class RepeatedCalls:
     """What is remembered of the calls of one function."""
 
-    __slots__ = ("_by_key", "_patience", "last", "step")
+    __slots__ = ("_by_key", "_native", "_patience", "_told", "last", "step")
 
     def __init__(self) -> None:
+        self._native = NativeCalls(is_strict=True)
+        self._told: set[Hashable] = set()
+        """By their keys: the calls that native code was told of."""
         self.last: KnownCall | None = None
         self.step: HeldStep | None = None
         self._by_key: OrderedDict[Hashable, Compiled] = OrderedDict()
@@ -76,7 +80,25 @@ class RepeatedCalls:
             if found.recording.writes and on_card:
                 return partial(self._run_step, args, outside, found), handles
             self.last = known_call(args, outside, handles, found)
+            if self.last is not None and not outside and key not in self._told:
+                self._tell_native(key, args, handles, found)
         return found, handles
+
+    @property
+    def native(self) -> Callable[..., Any] | None:
+        """What gives the result of a call that native code knows, or None; where it knows any."""
+        return self._native.recall
+
+    def _tell_native(
+        self, key: Hashable, args: tuple[Any, ...], handles: Sequence[Tensor], found: Compiled
+    ) -> None:
+        """Let native code find a call of tensors that is one value of theirs, where it can."""
+        self._told.add(key)
+        is_one_value = found.result == 0 and len(found.output_types) == 1
+        are_plain = all(x._node is None and x._grad is None for x in handles)
+        are_all = found.places == [*range(len(handles))]
+        if is_one_value and are_plain and are_all and found.is_pure(handles):
+            self._native.add(args, {}, found, handles)
 
     def _run_step(
         self,

@@ -10,10 +10,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from weft.compiler.graph_passes.collective_axes import move_collective_axes
 from weft.compiler.graph_passes.graph_pass import Pass
@@ -48,6 +49,7 @@ from weft.compiler.targets.cpu.products.tuning import tuned_plan
 from weft.compiler.targets.cpu.runtime.entry_points import entries
 from weft.compiler.targets.cpu.runtime.launch_timing import watched_launches
 from weft.compiler.targets.cpu.runtime.library_kernels import Layout, failure
+from weft.compiler.targets.cpu.runtime.native_calls import Book, begin_books, new_book
 from weft.compiler.targets.cpu.runtime.program import Program
 from weft.compiler.targets.cpu.sorting import sort_launches
 from weft.compiler.targets.limits import Limits, PassLimits
@@ -165,6 +167,13 @@ class CpuTarget:
         """See `Target`."""
         functions = entries()
         return None if functions is None else functions.same
+
+    def new_book(
+        self, handle_class: type, usual: Mapping[str, Any], places: Mapping[str, int]
+    ) -> Book | None:
+        """See `Target`."""
+        begin_books(handle_class, usual, places)
+        return new_book()
 
     def listing(self, kernels: Sequence[Kernel]) -> str:
         """See `Target`."""

@@ -11,8 +11,9 @@ Plans are made on any machine; only an executable needs a card.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 from weft.compiler.graph_passes.channels_last_primitives import CHANNELS_LAST
 from weft.compiler.graph_passes.graph_pass import Pass
@@ -228,6 +229,11 @@ class CudaTarget:
     def memory_comparison(self) -> Callable[[Array], bool] | None:
         """See `Target`: calls are recognised on the host alone."""
         return None
+
+    def new_book(
+        self, handle_class: type, usual: Mapping[str, Any], places: Mapping[str, int]
+    ) -> None:
+        """See `Target`: calls are known natively on the host alone."""
 
     def listing(self, kernels: Sequence[Kernel]) -> str:
         """See `Target`: PTX."""

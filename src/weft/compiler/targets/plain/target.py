@@ -13,8 +13,9 @@ their reference. So it shows what a target must have at least, and tests compare
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 from weft.compiler.plan.launch import Launch
 from weft.compiler.plan.program_plan import ProgramPlan
@@ -82,6 +83,11 @@ class PlainTarget:
     def memory_comparison(self) -> Callable[[Array], bool] | None:
         """See `Target`: nothing here is native."""
         return None
+
+    def new_book(
+        self, handle_class: type, usual: Mapping[str, Any], places: Mapping[str, int]
+    ) -> None:
+        """See `Target`: nothing here is native."""
 
     def listing(self, kernels: Sequence[Kernel]) -> str:
         """See `Target`: the kernels themselves."""

@@ -93,6 +93,7 @@ def freeze_program(program: Program) -> bytes | None:
         "fixed": program.fixed,
         "peak": tables.plan.peak,
         "blas": program.calls_blas,
+        "flat": program.is_flat,
         "names": image.names,
         "places": {str(key): place for key, place in image.places.items() if key in _NAMED},
         "lengths": [len(array) for array in arrays],
@@ -244,6 +245,12 @@ class StoredProgram(CpuExecutable):
     def calls_blas(self) -> bool:
         """See `CpuExecutable`."""
         found: bool = self._head["blas"]
+        return found
+
+    @property
+    def is_flat(self) -> bool:
+        """See `CpuExecutable`."""
+        found: bool = self._head["flat"]
         return found
 
     @property

@@ -29,11 +29,22 @@ Array = np.ndarray[Any, Any]
 
 @frozen
 class Fields:
-    """How many bytes into an array object its class, data and flags stand."""
+    """How many bytes into an array object its class, data, flags and the rest stand.
+
+    sizes: where the address of its sizes is, a word behind that of its elements and the number of
+    axes, as in all versions of NumPy.
+    """
 
     kind: int
     data: int
     flags: int
+    dtype: int
+    axes: int
+
+    @property
+    def sizes(self) -> int:
+        """Where the address of an array's sizes stands."""
+        return self.data + 2 * ctypes.sizeof(ctypes.c_void_p)
 
     @staticmethod
     def find_fields(arrays: Sequence[Array]) -> Fields | None:
@@ -43,9 +54,13 @@ class Fields:
         kind = places(arrays, ctypes.c_int64, lambda array: id(type(array)))
         data = places(arrays, ctypes.c_int64, lambda array: array.ctypes.data)
         flags = places(arrays, ctypes.c_int32, lambda array: array.flags.num)
-        if [len(found) for found in (kind, data, flags)] != [1, 1, 1]:
+        dtype = places(arrays, ctypes.c_int64, lambda array: id(array.dtype))
+        axes = places(arrays, ctypes.c_int32, lambda array: array.ndim)
+        found = kind, data, flags, dtype, axes
+        if any(len(each) != 1 for each in found):
             return None
-        return Fields(kind[0], data[0], flags[0])
+        made = Fields(*[each[0] for each in found])
+        return made if made.axes == made.data + ctypes.sizeof(ctypes.c_void_p) else None
 
 
 def _words_at(address: int, count: int) -> list[int]:

@@ -75,11 +75,11 @@ INTERVAL = 200
 """After how many milliseconds it lets the interpreter handle signals: that takes its lock."""
 INTERRUPTED, UNANSWERED = 2, 3
 """What is in the error slot after a signal, and after a call back to Python that did not end."""
-_WATCH = Struct(
+WATCH_RECORD = Struct(
     "ptr clock, ptr self, ptr ensure, ptr check, ptr fetch, ptr release, i64 thread, i64 held,"
     "i64 kind, i64 raised, i64 trace"
 )
-WATCH = _WATCH.names
+WATCH = WATCH_RECORD.names
 """What the driver knows of the interpreter: functions, the thread that handles signals, whether
 they must wait (`held`), and what a handler has raised."""
 
@@ -99,7 +99,7 @@ def _look() -> IRBuilder:
     time_now, watch = out.room("[2 x i64]"), out.load("ptr", "@watch")
     with out.when(out.test("eq", watch, NULL)):
         out.give()
-    table = out.record(_WATCH, watch)
+    table = out.record(WATCH_RECORD, watch)
     own_thread, thread, held, clock = table.all("self", "thread", "held", "clock")
     is_other = out.test("ne", out.call(own_thread, result="i64"), thread)
     with out.when(out.combine("or", is_other, out.test("ne", held, 0))):
@@ -212,6 +212,12 @@ in_child(_begin_in_child)
 def execute_address() -> int:
     """The address of the driver."""
     return _functions()["execute"]
+
+
+def watch_address() -> int:
+    """The address of what the driver knows of the interpreter, a `WATCH_RECORD`."""
+    _functions()
+    return ctypes.addressof(_table)
 
 
 def look_address() -> int:

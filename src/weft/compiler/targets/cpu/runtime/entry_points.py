@@ -224,10 +224,13 @@ def source() -> str | None:
 
 @cache
 def _source() -> str | None:
-    places, locked = fields(), getattr(sys, "_is_gil_enabled", lambda: True)()
-    if places is None or not locked:
-        return None
-    return _module(places)
+    places = fields()
+    return None if places is None or not has_global_lock() else _module(places)
+
+
+def has_global_lock() -> bool:
+    """Whether one thread at a time runs in the interpreter."""
+    return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
 
 
 def entries() -> Entries | None:
@@ -241,21 +244,30 @@ def _entries() -> Entries | None:
     if text is None:
         return None
     found = text_addresses(text, ("set_up", *_ENTRIES))
-    known = [*map(_address, _FUNCTIONS), *map(id, _OBJECTS.values())]
+    known = [*map(interpreter_address, _FUNCTIONS), *map(id, _OBJECTS.values())]
     table = np.array(known, np.int64)
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(found["set_up"])(table.ctypes.data)
-    return Entries(**{name: _function(name, found[name]) for name in _ENTRIES})
+    return Entries(**{name: native_function(name, found[name]) for name in _ENTRIES})
 
 
-def _address(name: str) -> int:
+def interpreter_address(name: str) -> int:
+    """The address of one of the interpreter's own functions."""
     return int(ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0)
 
 
-def _function(name: str, address: int) -> Callable[..., Any]:
-    """A native function as the interpreter's own."""
-    method = _Method(name.encode(), address, _FASTCALL, None)
+@cache
+def _described(name: str, address: int, flags: int) -> _Method:
+    method = _Method(name.encode(), address, flags, None)
     _methods.append(method)
-    given = ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
+    return method
+
+
+def native_function(
+    name: str, address: int, flags: int = _FASTCALL, owner: Any = None
+) -> Callable[..., Any]:
+    """A native function as the interpreter's own, which is given what it belongs to first."""
+    given = ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p
     make = ctypes.PYFUNCTYPE(*given)(("PyCFunction_NewEx", ctypes.pythonapi))
-    function: Callable[..., Any] = make(ctypes.addressof(method), None, None)
+    method = _described(name, address, flags)
+    function: Callable[..., Any] = make(ctypes.addressof(method), owner, None)
     return function

@@ -33,6 +33,11 @@ from weft.compiler.targets.cpu.runtime.driver import (
     interruption,
 )
 from weft.compiler.targets.cpu.runtime.entry_points import BLOCK, entries
+from weft.compiler.targets.cpu.runtime.native_calls import (
+    NativeRun,
+    ProgramTables,
+    make_native_run,
+)
 from weft.compiler.targets.cpu.runtime.preparation import Preparation
 from weft.compiler.targets.cpu.runtime.tables import State, Tables
 from weft.compiler.targets.target import Donation, Reuse
@@ -112,6 +117,11 @@ class CpuExecutable(ABC):
     def calls_blas(self) -> bool:
         """Whether any call is one of the BLAS, which has threads of its own."""
 
+    @property
+    @abstractmethod
+    def is_flat(self) -> bool:
+        """Whether its calls are native and no plans inside, so that runs share nothing else."""
+
     @abstractmethod
     def by_reference(self, inputs: list[Array]) -> list[Array]:
         """The outputs, each node by its reference."""
@@ -167,7 +177,31 @@ class CpuExecutable(ABC):
 
         None where a run is more than one native call.
         """
-        return self._run_ready if self._is_direct and self._are_new else None
+        if not self._is_direct or not self._are_new:
+            return None
+        native = None if self.symbols else self.native_run(arrays)
+        return self._run_ready if native is None else native.run
+
+    def native_run(self, arrays: Sequence[Array]) -> NativeRun | None:
+        """The program for arrays of these kinds as one native function, once it was run for them.
+
+        None where more is to be seen to: weights that stay packed, other processes, loops, calls
+        back, much memory between launches.
+        """
+        if not (self._is_direct and self._are_new and self.is_flat) or self._prepared is not None:
+            return None
+        shapes = tuple([each.shape for each in arrays])
+        ready = self._ready.get(shapes) if self.symbols else self._only
+        if ready is None or self._meets_others:
+            return None
+        tables, _, outputs, _ = ready
+        slots = self._held_slots
+        found = ProgramTables(
+            tables.given, tables.addresses, self.state.error.ctypes.data, slots, tables.planned,
+            tables.offsets, tables.plan.peak, (tables, slots),
+        )  # fmt: skip
+        inputs = [(each.dtype, each.shape) for each in arrays]
+        return make_native_run(found, inputs, [(dtype, shape) for shape, dtype in outputs])
 
     def _run_ready(self, arrays: Sequence[Array]) -> list[Array] | None:
         """A run that is one native call, where all is in place for arrays of such shapes.
@@ -503,10 +537,14 @@ class CpuExecutable(ABC):
         return [place for place, _ in self._output_places] if are_plain else None
 
     @cached_property
-    def _own_slots(self) -> int:
-        """Where the slots of inputs and new arrays stand, one after the other."""
+    def _held_slots(self) -> Array:
+        """The slots of inputs and new arrays, one after the other."""
         values: list[Value] = [*self.graph.inputs, *self._made_values]
-        self._held_slots = np.array([self.slots[v] for v in values] or [0], np.int64)
+        return np.array([self.slots[v] for v in values] or [0], np.int64)
+
+    @cached_property
+    def _own_slots(self) -> int:
+        """Where these stand."""
         return int(self._held_slots.ctypes.data)
 
 

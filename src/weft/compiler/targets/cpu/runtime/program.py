@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,12 @@ class Program(CpuExecutable):
     def calls_blas(self) -> bool:
         """See `CpuExecutable`."""
         return any(launch.identity[0] == "blas" for launch in self.plan.every_launch())
+
+    @cached_property
+    def is_flat(self) -> bool:
+        """See `CpuExecutable`."""
+        launches = self.plan.every_launch()
+        return all(each.nested is None and each.node is None for each in launches)
 
     def by_reference(self, inputs: list[Array]) -> list[Array]:
         """See `CpuExecutable`."""

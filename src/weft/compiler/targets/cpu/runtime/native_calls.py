@@ -1,0 +1,231 @@
+"""Calls of small programs as one native function, from a user's tensors to a new one.
+
+What a quick call of a program does in Python takes longer than a kernel over 64 K elements: a key
+of dtypes and shapes, new arrays, a lock, a handle for the result. A `NativeRun` is one program with
+all of that as words of memory: what arrays it takes, what it makes, and tables of its own, so that
+it needs no lock. A `Book` has the calls of one function that were made before, by what they were
+given; its `recall` finds one and runs it. Whatever is not exactly as noted, it leaves to Python,
+which gives the same bits: nothing was run, or what was is dropped.
+
+>>> import numpy as np
+>>> import weft as wf
+>>> from weft.compiler.targets.cpu.target import compile_program
+>>> program = compile_program(wf.ir.trace(lambda x: wf.exp(x) * 2, wf.spec("float32", (3,))))
+>>> arrays = [np.zeros(3, np.float32)]
+>>> expected, native = program.run(arrays), program.native_run(arrays)
+>>> native.run(arrays)[0].tolist(), native.run([np.zeros(4, np.float32)])
+([2.0, 2.0, 2.0], None)
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from weft.compiler.targets.cpu.cache.kernels import text_addresses
+from weft.compiler.targets.cpu.runtime.array_fields import fields
+from weft.compiler.targets.cpu.runtime.driver import WATCHERS, execute_address, watch_address
+from weft.compiler.targets.cpu.runtime.entry_points import (
+    has_global_lock,
+    interpreter_address,
+    native_function,
+)
+from weft.compiler.targets.cpu.runtime.native_call_text import (
+    FUNCTIONS,
+    KNOWN,
+    MOST_OPERANDS,
+    PLACES,
+    RUN,
+    USUAL,
+    module_source,
+)
+from weft.core.capsules import capsule_pointer
+from weft.core.records import frozen
+from weft.core.settings import settings
+
+Array = np.ndarray[Any, Any]
+MOST_CALLS = 32
+"""How many calls of one function are known natively: they are tried one after the other."""
+LARGEST_WORKSPACE = 1 << 20
+"""The most bytes that a run takes for what lies between its launches; they are freed after it."""
+_NEW_ARRAY = 94
+"""Where NumPy's table of functions, which never changes, has `PyArray_NewFromDescr`."""
+_ONE_OBJECT, _ANY_ARGUMENTS = 0x8, 0x82
+"""The flags of functions that are given one object (METH_O), and any arguments as an array, named
+ones behind the others (METH_FASTCALL with METH_KEYWORDS)."""
+
+
+class Words(np.ndarray[Any, Any]):
+    """Numbers that native code reads, and what they are addresses of, which lives as long."""
+
+    kept: Any = None
+
+    @staticmethod
+    def of(numbers: Sequence[int], *kept: Any) -> Words:
+        """The numbers in memory of their own."""
+        made = np.array(numbers, np.int64).view(Words)
+        made.kept = kept
+        return made
+
+    @property
+    def address(self) -> int:
+        """Where they are."""
+        return int(self.ctypes.data)
+
+
+@frozen(eq=False)
+class NativeRun:
+    """A program for arrays of certain kinds, as one native function."""
+
+    words: Words
+    run: Callable[[Sequence[Array]], list[Array] | None]
+    """Of a list of arrays the list of results; None where Python is to run it, and for a tuple."""
+
+
+Kind = tuple[np.dtype[Any], tuple[int, ...]]
+
+
+@frozen
+class ProgramTables:
+    """What a program has ready for arrays of certain kinds; see `Tables`."""
+
+    given: tuple[int, ...]
+    """What the driver is called with."""
+    addresses: Array
+    error: int
+    """The address of the error slot."""
+    slots: Array
+    """The slots of what goes in, then of what comes out."""
+    planned: Array
+    offsets: Array
+    workspace: int
+    kept: Any
+    """What the addresses are of."""
+
+
+def make_native_run(
+    tables: ProgramTables, inputs: Sequence[Kind], outputs: Sequence[Kind]
+) -> NativeRun | None:
+    """A program as one native function, with tables of its own; None where there is none."""
+    found = _functions() if settings.fastcall else None
+    is_small = max(len(inputs), len(outputs)) <= MOST_OPERANDS
+    if found is None or not is_small or tables.workspace > LARGEST_WORKSPACE:
+        return None
+    calls, count, _, _, parallel_for = tables.given
+    error = Words.of([0])
+    own = Words.of(tables.addresses.tolist())
+    own[own == tables.error] = error.address
+    kinds = [
+        Words.of([id(dtype), len(shape), *shape], dtype) for dtype, shape in (*inputs, *outputs)
+    ]
+    table = Words.of([kind.address for kind in kinds], kinds)
+    slots, planned = Words.of(tables.slots.tolist()), Words.of(tables.planned.tolist())
+    offsets = Words.of(tables.offsets.tolist())
+    words = Words.of([0] * len(RUN.names), error, own, table, slots, planned, offsets, tables.kept)
+    words[:] = [
+        0, id(words), calls, count, own.address, error.address, parallel_for, slots.address,
+        len(inputs), len(outputs), table.address, tables.workspace, planned.size, planned.address,
+        offsets.address,
+    ]  # fmt: skip
+    return NativeRun(words, native_function("run_arrays", found["run_arrays"], _ONE_OBJECT, words))
+
+
+class Book:
+    """The calls of one function that are known; see the module."""
+
+    def __init__(self) -> None:
+        self._head = Words.of([0])
+        self._calls: list[Words] = []
+        found = _functions()
+        assert found is not None
+        self.recall = native_function("recall", found["recall"], _ANY_ARGUMENTS, self._head)
+        """The result of a call, or None for one that is to go Python's way."""
+
+    def add(
+        self,
+        arguments: Sequence[Any],
+        names: Sequence[str],
+        run: NativeRun,
+        program: Any,
+        *,
+        is_final: bool = True,
+        mode: bool | None = None,
+    ) -> None:
+        """Know a call from now on, by its arguments, the last of which have names.
+
+        Tensors stand for all of their kind; other objects, which must never change, for themselves.
+        Some calls are known, and later ones go Python's way. program: what `run` needs alive.
+        is_final: whether a call with a place on the tape goes Python's way. mode: whether gradients
+        are recorded, if that matters; then tensors must be different ones without gradients.
+        """
+        if len(self._calls) >= MOST_CALLS:
+            return
+        objects = [0 if type(x) in _handle_class else id(x) for x in arguments]
+        known = Words.of([*objects, 0]), Words.of([*map(id, names), 0])
+        elements = settings.eager_elements
+        fixed = [x for x in arguments if type(x) not in _handle_class]
+        call = Words.of(
+            [
+                int(self._head[0]), len(arguments) - len(names), len(names), known[1].address,
+                known[0].address, int(is_final), 0 if mode is None else id(mode), id(elements),
+                run.words.address,
+            ],
+            known, fixed, names, elements, run, program,
+        )  # fmt: skip
+        self._calls.append(call)
+        self._head[0] = call.address
+
+
+_handle_class: list[type] = []
+"""The class of handles, once books are begun."""
+
+
+def new_book() -> Book | None:
+    """An empty book; None where nothing reads one."""
+    return Book() if settings.fastcall and _handle_class and _functions() is not None else None
+
+
+def begin_books(handle_class: type, usual: Mapping[str, Any], places: Mapping[str, int]) -> None:
+    """Say what a handle is, and by which objects it is told that calls are made as usual.
+
+    places: how many bytes into a handle, and into the settings, their attributes stand.
+    """
+    found = _functions()
+    if found is None or _handle_class:
+        return
+    assert {*usual} == {*USUAL} and {*places} == {*PLACES}
+    for held in usual.values():  # native code has their addresses to the end
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+    addresses = {name: id(held) for name, held in usual.items()}
+    _set_up(found, addresses | {f"{name}_place": at for name, at in places.items()})
+    _handle_class.append(handle_class)
+
+
+@cache
+def _functions() -> dict[str, int] | None:
+    """The addresses of the module's functions; None where there are none."""
+    places = fields()
+    if places is None or not has_global_lock():
+        return None
+    found = text_addresses(module_source(places), ("set_up", "run_arrays", "recall"))
+    _set_up(found, {})
+    return found
+
+
+def _set_up(functions: dict[str, int], usual: Mapping[str, int]) -> None:
+    """Tell the module what it knows of this process."""
+    table = capsule_pointer(np._core._multiarray_umath._ARRAY_API, None)  # type: ignore[attr-defined]
+    new_array = ctypes.c_int64.from_address(table + ctypes.sizeof(ctypes.c_void_p) * _NEW_ARRAY)
+    known = dict.fromkeys(KNOWN.names, 0)
+    known |= {name: interpreter_address(name) for name in FUNCTIONS}
+    known |= {
+        "new_array": new_array.value, "execute": execute_address(), "watch": watch_address(),
+        "None": id(None), "True": id(True), "ndarray": id(np.ndarray), "watchers": id(WATCHERS),
+        "KeyboardInterrupt": id(KeyboardInterrupt),
+    }  # fmt: skip
+    words = np.array([*{**known, **usual}.values()], np.int64)
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(functions["set_up"])(words.ctypes.data)
