@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -252,6 +253,122 @@ def test_a_compiled_function_of_tensors_is_known_natively() -> None:
     with wf.no_grad():
         assert recall(x, y, 2) is None  # it may have been traced for gradients
         assert bits(f(x, y, 2)) == bits(expected)
+
+
+class Net(wf.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = wf.nn.ModuleList([wf.nn.Linear(6, 5), wf.nn.Linear(5, 4)])
+        self.scale = 2.0
+
+    def forward(self, x: wf.Tensor) -> wf.Tensor:
+        for layer in self.layers:
+            x = wf.relu(layer(x))
+        return x * self.scale
+
+
+def change_a_weight(net: Net) -> None:
+    net.layers[0].weight = wf.nn.Parameter(net.layers[0].weight * 2)
+
+
+def write_to_a_weight(net: Net) -> None:
+    with wf.no_grad():
+        net.layers[1].bias += 1.0
+
+
+def load_other_weights(net: Net) -> None:
+    net.load_state_dict({name: value * 3 for name, value in net.state_dict().items()})
+
+
+def change_a_number(net: Net) -> None:
+    net.scale = 5.0
+
+
+def change_the_mode(net: Net) -> None:
+    net.train(not net.training)
+
+
+def exchange_layers(net: Net) -> None:
+    net.layers = wf.nn.ModuleList([wf.nn.Linear(6, 7), wf.nn.Linear(7, 4)])
+
+
+def put_a_hook(net: Net) -> None:
+    net.layers[0].register_forward_hook(lambda module, args, result: result * 10.0)
+
+
+def give_gradients(net: Net) -> None:
+    net(wf.ones((1, 6))).sum().backward()
+
+
+def by_another_dictionary(net: Net) -> None:
+    net.__dict__ = {**net.__dict__, "scale": 7.0}
+
+
+CHANGES = [
+    change_a_weight, write_to_a_weight, load_other_weights, change_a_number, change_the_mode,
+    exchange_layers, put_a_hook, give_gradients, by_another_dictionary,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_network_is_known_natively_while_it_is_as_it_was(change: Callable[[Net], None]) -> None:
+    net = Net()
+    f = wf.jit(lambda net, x: net(x))
+    (x,) = tensors((1, 6))
+    with wf.no_grad():
+        for _ in range(60):
+            f(net, x)
+        recall = f._repeated.native
+        assert recall is not None
+        assert bits(recall(net, x)) == bits(f(net, x))
+        assert recall(net, x[0]) is None
+        assert recall(Net(), x) is None
+        assert recall(net, net) is None
+    assert recall(net, x) is None  # with gradients
+    change(net)
+    with wf.no_grad():
+        expected = net(x)
+        found = recall(net, x)
+        assert found is None or np.allclose(found.numpy(), expected.numpy(), atol=1e-5)
+        for _ in range(60):
+            np.testing.assert_allclose(f(net, x).numpy(), expected.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_tensor_of_the_network_itself_is_another_call() -> None:
+    net = wf.nn.Linear(6, 6, bias=False)
+    f = wf.jit(lambda net, x: net(x))
+    (x,) = tensors((6,))
+    with wf.no_grad():
+        for _ in range(60):
+            f(net, x)
+        recall = f._repeated.native
+        assert recall is not None
+        assert recall(net, net.weight) is None
+        assert recall(net, x) is not None
+        shown = wf.ir.tensor.wrap(x._value)  # another handle on the same array is another tensor
+        assert bits(recall(net, shown)) == bits(f(net, x))
+
+
+def test_networks_that_are_gone_are_no_longer_known() -> None:
+    f = wf.jit(lambda net, x: net(x))
+    (x,) = tensors((1, 6))
+    with wf.no_grad():
+        for _ in range(native_calls.MOST_CALLS + 4):
+            net = wf.nn.Linear(6, 6)
+            for _ in range(20):
+                f(net, x)
+            gone = weakref.ref(net)
+            expected = (x @ net.weight.T + net.bias).numpy()
+            np.testing.assert_allclose(f(net, x).numpy(), expected, atol=1e-5)
+            del net
+            gc.collect()
+            assert gone() is None
+        net = wf.nn.Linear(6, 6)
+        for _ in range(60):
+            f(net, x)
+        recall = f._repeated.native
+        assert recall is not None
+        assert recall(net, x) is not None
 
 
 def test_what_was_compiled_for_other_dtypes_is_not_known() -> None:

@@ -28,6 +28,7 @@ from weft.core.records import frozen
 from weft.core.shapes import Dim
 from weft.core.types import TensorType
 from weft.core.unchanged import Contents as Contents
+from weft.core.unchanged import Held
 
 T = TypeVar("T")
 Keys: TypeAlias = tuple[Hashable, ...]
@@ -265,6 +266,18 @@ class Memory(Protocol):
 
     def holds(self) -> bool:
         """Whether it would be taken apart into the same again."""
+
+    def held(self) -> tuple[Sequence[Held], Counts] | None:
+        """Containers with what they hold, and a count: it holds while all of that is the same.
+
+        None where that does not say it.
+        """
+
+
+class Counts(Protocol):
+    """An object that counts changes, in a slot."""
+
+    count: int
 
 
 class Parts(NamedTuple):

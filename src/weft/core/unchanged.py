@@ -53,7 +53,7 @@ class Contents:
         """Whether each container holds the same objects in the same order."""
         if QUICKER:
             if self._check is None:
-                self._check = QUICKER[0](self._by_container())
+                self._check = QUICKER[0](self.by_container())
             return self._check()
         views = self._views
         try:
@@ -63,7 +63,7 @@ class Contents:
         except RuntimeError:  # another thread changes one of them at this moment
             return False
 
-    def _by_container(self) -> list[Held]:
+    def by_container(self) -> list[Held]:
         """The containers, each with the objects it held."""
         held, lengths = iter(self._held), iter(self._lengths)
         pairs: list[Held] = []

@@ -403,28 +403,43 @@ class NativeCalls:
         self.recall: Callable[..., Any] | None = None
         """The result of a call, or None for one that is to be made otherwise."""
 
+    @property
+    def hits(self) -> int:
+        """How many calls native code has found."""
+        return 0 if self._book is None else int(self._book.hits)
+
     def add(
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        run: Run,
-        handles: Sequence[Tensor],
+        run: Any,
+        inputs: Sequence[Tensor],
+        places: Sequence[int] | None = None,
+        state: Any = None,
     ) -> None:
-        """Know a call from now on, that was run before for tensors of the same kinds."""
+        """Know a call from now on, that was run before for tensors of the same kinds.
+
+        places: which inputs the tensors among the arguments are, if not those in order.
+        state: what tells that modules among them are as they were.
+        """
         if AUTOCAST.get() is not None or traces.stack or traces.device is not None:
             return  # what it ran is not what calls that are made as usual run
         native = getattr(run, "native_run", None)
         arguments = *args, *kwargs.values()
-        if native is None or not BOOKS or not all(map(_is_fixed, arguments)):
+        are_fixed = state is not None or all(map(_is_fixed, arguments))
+        if native is None or not BOOKS or not are_fixed:
             return
-        found = native([handle._value for handle in handles])
+        found = native([each._value for each in inputs])
         if found is None:
             return
         if self._book is None:
             self._book = BOOKS[0]()
         if self._book is not None:
             mode = grad_mode.enabled if self._is_strict else None
-            self._book.add(arguments, [*kwargs], found, run, is_final=self._is_final, mode=mode)
+            self._book.add(
+                arguments, [*kwargs], found, run, is_final=self._is_final, mode=mode,
+                places=places, state=state,
+            )  # fmt: skip
             self.recall = self._book.recall
 
 

@@ -116,14 +116,20 @@ class Layout:
 class Changes:
     """How often any module's attributes were set, or its hooks."""
 
-    count = 0
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+CHANGES = Changes()
 
 
 class Guard:
     """Tells whether modules are as they were when a walk came to them, by what they hold.
 
     Names and values of attributes, and what is in lists and dictionaries among them, are looked at
-    each time; whether a module has another dictionary where `Changes` has counted something since.
+    each time; whether a module has another dictionary where `CHANGES` has counted something since.
     """
 
     __slots__ = ("__weakref__", "_changes", "_held", "_own", "_owners", "children", "is_blind")
@@ -131,7 +137,7 @@ class Guard:
     def __init__(self) -> None:
         self.children: tuple[Any, ...] = ()
         """The tensors that were found."""
-        self._changes = Changes.count
+        self._changes = CHANGES.count
         self._owners: list[Any] = []
         self._own: list[dict[str, Any]] = []
         self._held = wf.tree.Contents()
@@ -171,11 +177,15 @@ class Guard:
         for each in fields(record):
             self.watch_value(getattr(record, each.name, None))
 
+    def held(self) -> tuple[list[Any], Changes] | None:
+        """What containers hold, and a count: while both are the same, it holds; None if blind."""
+        return None if self.is_blind or not self.holds() else (self._held.by_container(), CHANGES)
+
     def holds(self) -> bool:
         """Whether nothing has changed."""
         if self.is_blind or not self._held.is_unchanged():
             return False
-        changes = Changes.count
+        changes = CHANGES.count
         if self._changes != changes:
             if not all(map(is_, [module.__dict__ for module in self._owners], self._own)):
                 return False

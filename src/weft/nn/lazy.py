@@ -26,7 +26,7 @@ from weft.nn.convolution import (
     ConvTranspose2d,
     ConvTranspose3d,
 )
-from weft.nn.layout import Changes
+from weft.nn.layout import CHANGES
 from weft.nn.linear import Linear
 from weft.nn.module import Module, Waiting
 from weft.nn.normalization import (
@@ -67,7 +67,7 @@ class _Lazy(Module):
         self.__dict__.clear()
         self.__dict__.update(layer.__dict__ | kept)
         self.__class__ = self.becomes  # type: ignore[assignment]
-        Changes.count += 1
+        CHANGES.count += 1
         Waiting.layers.discard(self)
         return self.forward(x)
 

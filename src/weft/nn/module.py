@@ -35,11 +35,11 @@ from weft.names import nearest_name, suggestion, takes_no_arguments
 from weft.nn.functional.checks import parameter_replaced, refuse_lists
 from weft.nn.layout import (
     BUFFER,
+    CHANGES,
     CONTAINERS,
     INTERNAL,
     PARAMETER,
     TRANSIENT,
-    Changes,
     Place,
     dotted_name,
     is_module,
@@ -118,7 +118,7 @@ class HookHandle:
     def remove(self) -> None:
         """Take the hook off; a second time does nothing."""
         getattr(self._owner, self._name).pop(self._number, None)
-        Changes.count += 1
+        CHANGES.count += 1
 
     def __enter__(self) -> Self:
         return self
@@ -219,12 +219,12 @@ class Module:
             )
         else:
             self._roles.pop(name, None)
-        Changes.count += 1
+        CHANGES.count += 1
         object.__setattr__(self, name, value)
 
     def __delattr__(self, name: str) -> None:
         self._roles.pop(name, None)
-        Changes.count += 1
+        CHANGES.count += 1
         object.__delattr__(self, name)
 
     def __getattr__(self, name: str) -> Any:
@@ -254,7 +254,7 @@ class Module:
         setattr(self, name, tensor)
         if tensor is not None:
             self._roles[name] = BUFFER if persistent else TRANSIENT
-            Changes.count += 1
+            CHANGES.count += 1
 
     def register_parameter(self, name: str, tensor: wf.Tensor | None) -> None:
         """Hold a tensor that is learned, or None where it is left out."""
@@ -448,7 +448,7 @@ class Module:
     def _register(self, name: str, hook: Hook) -> HookHandle:
         number = next(_numbers)
         getattr(self, name)[number] = hook
-        Changes.count += 1
+        CHANGES.count += 1
         return HookHandle(self, name, number)
 
     # --- text --------------------------------------------------------------------------------

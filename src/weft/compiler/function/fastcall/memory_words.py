@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.targets.target import default_target
+from weft.core.trees import Counts
 from weft.core.unchanged import QUICKER, Held
 from weft.ir.tensor import Tensor, wrap
 from weft.runtime.object_words import DICT, END, LIST, WORD, places
@@ -49,12 +50,27 @@ def comparison() -> Callable[[Array], bool] | None:
 
 def container_check(same: Callable[[Array], bool], held: Sequence[Held]) -> Callable[[], bool]:
     """A native check of whether these containers hold these objects, which must stay alive."""
+    return partial(same, np.array([*container_words(held), END], np.int64))
+
+
+def container_words(held: Sequence[Held]) -> list[int]:
+    """The words, without an end, of what these containers hold."""
     words: list[int] = []
     for container, objects in held:
         is_dict = isinstance(container, dict)
         count = len(objects) // 2 if is_dict else len(objects)
         words += (DICT if is_dict else LIST, id(container), count, *map(id, objects))
-    return partial(same, np.array([*words, END], np.int64))
+    return words
+
+
+def count_words(counts: Counts) -> list[int]:
+    """The words, without an end, of an object that counts: while it holds this very number."""
+    kind = type(counts)
+    made = [kind() for _ in range(3)]
+    for n, each in enumerate(made):
+        each.count = 1 << 40 + n  # whose object nothing else holds
+    place = places(made, ctypes.c_int64, lambda each: id(each.count))[0]
+    return [WORD, id(counts) + place, id(counts.count)]
 
 
 def tensor_words(handles: Sequence[Tensor]) -> Array:

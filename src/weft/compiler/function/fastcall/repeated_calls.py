@@ -19,7 +19,8 @@ from weft.compiler.function.arguments import PROGRAMS
 from weft.compiler.function.compiled_function import Compiled
 from weft.compiler.function.fastcall.held_state import HeldStep, held_step
 from weft.compiler.function.fastcall.last_call import KnownCall, known_call
-from weft.compiler.function.fastcall.quick_key import quick_key
+from weft.compiler.function.fastcall.native_state import ModuleState, module_state
+from weft.compiler.function.fastcall.quick_key import ATOMS, quick_key
 from weft.compiler.targets.target import default_target
 from weft.core.settings import settings
 from weft.ir.eager import NativeCalls
@@ -36,16 +37,18 @@ Run = Callable[[Sequence[Any]], Any]
 class RepeatedCalls:
     """What is remembered of the calls of one function."""
 
-    __slots__ = ("_by_key", "_native", "_patience", "_told", "last", "step")
+    __slots__ = ("_by_key", "_hits", "_native", "_patience", "_told", "last", "step")
 
     def __init__(self) -> None:
         self._native = NativeCalls(is_strict=True)
-        self._told: set[Hashable] = set()
-        """By their keys: the calls that native code was told of."""
+        self._told: dict[Hashable, ModuleState | None] = {}
+        """By their keys and modules: the calls that native code was told of."""
         self.last: KnownCall | None = None
         self.step: HeldStep | None = None
         self._by_key: OrderedDict[Hashable, Compiled] = OrderedDict()
         self._patience = PATIENCE
+        self._hits = 0
+        """How many calls native code had found when that was last looked at."""
 
     def recognise(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], outside: Sequence[Any]
@@ -74,13 +77,16 @@ class RepeatedCalls:
         found = self._find(key)
         if found is None or not found.fits():
             return None
+        hits = self._native.hits
+        self._patience = min(PATIENCE, self._patience + hits - self._hits)
+        self._hits = hits
         if self._patience >= RENEWAL and not kwargs:
             self._patience -= RENEWAL
             on_card = found.target is not default_target() and not found.spans_devices
             if found.recording.writes and on_card:
                 return partial(self._run_step, args, outside, found), handles
             self.last = known_call(args, outside, handles, found)
-            if self.last is not None and not outside and key not in self._told:
+            if self.last is not None and not outside:
                 self._tell_native(key, args, handles, found)
         return found, handles
 
@@ -92,13 +98,29 @@ class RepeatedCalls:
     def _tell_native(
         self, key: Hashable, args: tuple[Any, ...], handles: Sequence[Tensor], found: Compiled
     ) -> None:
-        """Let native code find a call of tensors that is one value of theirs, where it can."""
-        self._told.add(key)
+        """Let native code find a call of tensors and modules that gives one value, where it can."""
+        given = [x for x in args if type(x) is Tensor]
+        modules = [x for x in args if type(x) is not Tensor and type(x) not in ATOMS]
+        call = key, *map(id, modules)
+        before = self._told.get(call)
+        if call in self._told and before is None:
+            return
+        if len(self._told) >= PROGRAMS:
+            self._told.clear()
+        self._told[call] = None
         is_one_value = found.result == 0 and len(found.output_types) == 1
-        are_plain = all(x._node is None and x._grad is None for x in handles)
-        are_all = found.places == [*range(len(handles))]
-        if is_one_value and are_plain and are_all and found.is_pure(handles):
-            self._native.add(args, {}, found, handles)
+        are_plain = all(x._node is None and x._grad is None for x in given)
+        if not is_one_value or not are_plain or not found.is_pure(handles):
+            return
+        inputs = [handles[place] for place in found.places or ()]
+        state = module_state(modules, inputs) if modules else None
+        numbers = {id(x): place for place, x in enumerate(inputs)}
+        order = [numbers[id(x)] for x in given if id(x) in numbers]
+        if before is not None:
+            before.is_alive[0] = 0  # a module holds something else now
+        if (state is not None or not modules) and len(order) == len(given):
+            self._told[call] = state
+            self._native.add(args, {}, found, inputs, order, state)
 
     def _run_step(
         self,

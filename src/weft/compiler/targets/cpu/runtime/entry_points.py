@@ -6,7 +6,7 @@ the form of the interpreter's own ones. They ask the interpreter through its sta
 read fields whose places were looked up (`array_fields.py`). Elsewhere Python does it.
 
 >>> import numpy as np
->>> from weft.runtime.object_words import LIST
+>>> from weft.runtime.object_words import END, LIST
 >>> held = [1.5, "a"]
 >>> table = np.array([LIST, id(held), 2, *map(id, held), END])
 >>> entries().same(table), held.append(2), entries().same(table)
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -25,10 +25,10 @@ import numpy as np
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
 from weft.compiler.targets.cpu.runtime.array_fields import Fields, fields
+from weft.compiler.targets.cpu.runtime.word_comparison import COMPARED_BY, compare_function
 from weft.compiler.targets.llvm.ir_builder import IRBuilder, Struct, module_text
 from weft.core.records import frozen
 from weft.core.settings import settings
-from weft.runtime.object_words import DICT, END, WORD
 
 Array = np.ndarray[Any, Any]
 _BLOCK = Struct(
@@ -39,8 +39,7 @@ BLOCK = _BLOCK.names
 """The words of what a launch is given: the driver's arguments, where the addresses of the arrays
 stand in its table, the driver, and how far it came."""
 _FUNCTIONS = (
-    "Py_IncRef", "PyEval_SaveThread", "PyEval_RestoreThread",
-    "PyDict_Size", "PyDict_Next", "PyList_Size", "PyList_GetItem",
+    "Py_IncRef", "PyEval_SaveThread", "PyEval_RestoreThread", *COMPARED_BY,
 )  # fmt: skip
 _OBJECTS = {"True": True, "False": False, "None": None, "ndarray": np.ndarray}
 _KNOWN = Struct(", ".join(f"ptr {name}" for name in (*_FUNCTIONS, *_OBJECTS)))
@@ -83,9 +82,11 @@ def _module(places: Fields) -> str:
     set_up = IRBuilder("set_up", ("ptr %table",), public=True)
     set_up.copy("@known", set_up.parameters[0], 8 * len(_KNOWN.names))
     known = f"@known = internal global {_KNOWN.text} zeroinitializer"
+    compare = compare_function(_KNOWN)
     return module_text(
-        known, set_up, _launch_function(places), _call_function(places), _same_function(places)
-    )
+        known, set_up, _launch_function(places), _call_function(places), compare,
+        _same_function(places, compare),
+    )  # fmt: skip
 
 
 def _launch_function(places: Fields) -> IRBuilder:
@@ -131,57 +132,13 @@ def _call_function(places: Fields) -> IRBuilder:
     return out
 
 
-def _same_function(places: Fields) -> IRBuilder:
+def _same_function(places: Fields, compare: IRBuilder) -> IRBuilder:
     """`same(table)`; see `Entries`."""
     out = _EntryBuilder("same", places)
-    rooms = [out.room("i64"), out.room("ptr"), out.room("ptr")]
-    at = out.variable(out.elements_address(out.load("ptr", out.parameters[1])))
-    with out.repeat():
-        part = at.value
-        kind = out.load("i64", part)
-        with out.when(out.test("eq", kind, END)):
-            out.answer(out.known["True"])
-        place, wanted, items = out.pointer(part, 1), out.number(part, 2), out.at("i64", part, 3)
-        with out.choose(out.test("eq", kind, WORD)) as (is_word, is_container):
-            with is_word:
-                out.answer_false_unless(out.test("eq", out.load("i64", place), wanted))
-                at.value = items
-            with is_container, out.choose(out.test("eq", kind, DICT)) as (is_dict, is_list):
-                with is_dict:
-                    at.value = _compare_dict(out, place, wanted, items, rooms)
-                with is_list:
-                    at.value = _compare_list(out, place, wanted, items)
+    words = out.elements_address(out.load("ptr", out.parameters[1]))
+    is_same = out.call(compare, words)
+    out.answer(out.select(is_same, *out.known.all("True", "False")))
     return out
-
-
-def _compare_dict(
-    out: _EntryBuilder, place: str, wanted: str, items: str, rooms: Sequence[str]
-) -> str:
-    """Go on where a dict has these keys and values, by identity, in order; what is behind them."""
-    position, key, value = rooms
-    size = out.call(out.known["PyDict_Size"], place, result="i64")
-    out.answer_false_unless(out.test("eq", size, wanted))
-    out.store(0, position)
-    following = out.known["PyDict_Next"]
-    with out.loop(0, wanted) as i:
-        found = out.call(following, place, position, key, value, result="i32")
-        pair = out.at("i64", items, out.mul(i, 2))
-        same_key = out.test("eq", out.load("i64", key), out.number(pair, 0))
-        same_value = out.test("eq", out.load("i64", value), out.number(pair, 1))
-        both = out.combine("and", same_key, same_value)
-        out.answer_false_unless(out.combine("and", both, out.test("ne", found, 0)))
-    return out.at("i64", items, out.mul(wanted, 2))
-
-
-def _compare_list(out: _EntryBuilder, place: str, wanted: str, items: str) -> str:
-    """Go on where a list has these items, by identity; what is behind them."""
-    size = out.call(out.known["PyList_Size"], place, result="i64")
-    out.answer_false_unless(out.test("eq", size, wanted))
-    item_of = out.known["PyList_GetItem"]
-    with out.loop(0, wanted) as i:
-        item = out.call(item_of, place, i, result="i64")
-        out.answer_false_unless(out.test("eq", item, out.number(items, i)))
-    return out.at("i64", items, wanted)
 
 
 @frozen

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 
 from weft.compiler.targets.cpu.runtime.array_fields import Fields
 from weft.compiler.targets.cpu.runtime.driver import INTERRUPTED, WATCH_RECORD
-from weft.compiler.targets.llvm.ir_builder import NULL, IRBuilder, Struct, module_text
+from weft.compiler.targets.cpu.runtime.word_comparison import COMPARED_BY, compare_function
+from weft.compiler.targets.llvm.ir_builder import NULL, IRBuilder, Record, Struct, module_text
 
-MOST_OPERANDS = 16
+MOST_OPERANDS = 64
 """A program with more operands, or results, is left to Python: what is around it is little."""
 _CONTIGUOUS_AND_ALIGNED = 0x101
 MISSED, DONE, RAISED = 0, 1, 2
@@ -31,16 +32,20 @@ RUN = Struct(
 slots of arrays, their kinds (dtype, count of axes, sizes), and what the plan lays out."""
 CALL = Struct(
     "ptr next, i64 given, i64 named, ptr names, ptr arguments, i64 is_final, ptr mode,"
-    "ptr elements, ptr run"
+    "ptr elements, ptr run, ptr places, ptr is_alive, ptr words, i64 held, ptr held_handles,"
+    "ptr held_arrays"
 )
 """A call that is known: how many arguments it has, the names of the last ones, each argument (the
 object that it is, or null for a tensor), whether a place on the tape is another way, whether
 gradients are recorded (or null where that is the same), the setting `eager_elements`, and what runs
-it. With such a mode, tensors must have neither place nor gradient, and be different ones."""
+it. With such a mode, tensors must have neither place nor gradient, and be different ones.
+
+Then which input each tensor is; and of state, such as a module, what says that it is still there,
+the words by which it is as it was, its tensors, and of each input the array that is part of it."""
 FUNCTIONS = (
     "Py_IncRef", "Py_DecRef", "PyEval_SaveThread", "PyEval_RestoreThread", "PyErr_Clear",
-    "PyErr_Restore", "PyErr_SetNone", "PyList_Size", "PyList_GetItem", "PyList_New",
-    "PyList_SetItem", "PyTuple_Size", "PyTuple_GetItem", "PyObject_GetAttr", "PyContextVar_Get",
+    "PyErr_Restore", "PyErr_SetNone", *COMPARED_BY, "PyList_New", "PyList_SetItem",
+    "PyTuple_Size", "PyTuple_GetItem", "PyObject_GetAttr", "PyContextVar_Get",
     "PyType_GenericAlloc",
 )  # fmt: skip
 WORDS = (
@@ -275,15 +280,18 @@ def _is_usual_function(places: Fields) -> IRBuilder:
     return out
 
 
-def _matches_function(places: Fields, fits: IRBuilder) -> IRBuilder:
+def _matches_function(places: Fields, fits: IRBuilder, compare: IRBuilder) -> IRBuilder:
     """`matches(call, given, count, names, arrays)`: whether a call is the one that is known.
 
-    The arrays of its tensors are written, and behind them whether one has a place on the tape.
+    The arrays of its inputs are written, and behind them whether one has a place on the tape.
     """
     parameters = ("ptr %call", "ptr %given", "i64 %count", "ptr %names", "ptr %arrays")
     out = _CallBuilder("matches", parameters, places, "i1")
     call, given, count, names, arrays = out.record(CALL, out.parameters[0]), *out.parameters[1:]
     out.give_unless(out.test("eq", call["given"], count), "false")
+    is_alive = call["is_alive"]
+    with out.when(out.test("ne", is_alive, NULL)):
+        out.give_unless(out.test("ne", out.load("i64", is_alive), 0), "false")
     named = out.variable(0)
     with out.when(out.test("ne", names, NULL)):
         named.value = out.ask("PyTuple_Size", names, result="i64")
@@ -302,28 +310,37 @@ def _matches_function(places: Fields, fits: IRBuilder) -> IRBuilder:
                 kind = out.field(item, places.kind)
                 out.give_unless(out.is_object(kind, "handle_class"), "false")
                 value = out.field(item, out.known["value_place"])
-                wanted_kind = out.pointer(kinds, tensors.value)
-                out.give_unless(out.call(fits, value, wanted_kind), "false")
-                out.store(value, out.at("ptr", arrays, tensors.value))
+                place = out.number(call["places"], tensors.value)
+                out.give_unless(out.call(fits, value, out.pointer(kinds, place)), "false")
+                out.store(value, out.at("ptr", arrays, place))
                 tensors.value = out.add(tensors.value, 1)
                 node = out.field(item, out.known["node_place"])
                 has_node.value = out.select(out.is_object(node, "None"), has_node.value, 1)
                 with out.when(out.test("ne", call["mode"], NULL)):
-                    _give_false_unless_alone(out, item, given, n)
+                    _give_false_unless_alone(out, item, call, given, n)
             with is_object:
                 out.give_unless(out.test("eq", item, wanted), "false")
     out.store(has_node.value, out.at("i64", arrays, MOST_OPERANDS))
+    with out.when(out.test("ne", is_alive, NULL)):
+        out.give_unless(out.call(compare, call["words"]), "false")
+        with out.loop(0, out.record(RUN, call["run"])["inputs"]) as n:
+            held = out.pointer(call["held_arrays"], n)
+            with out.when(out.test("ne", held, NULL)):
+                out.store(held, out.at("ptr", arrays, n))
     out.give("true")
     return out
 
 
-def _give_false_unless_alone(out: _CallBuilder, item: str, given: str, place: str) -> None:
-    """Return where a handle has a place on the tape, a gradient, or was given before."""
+def _give_false_unless_alone(
+    out: _CallBuilder, item: str, call: Record, given: str, place: str
+) -> None:
+    """Return where a handle has a place on the tape, a gradient, or is there once more."""
     for name in ("node", "gradient"):
         held = out.field(item, out.known[f"{name}_place"])
         out.give_unless(out.is_object(held, "None"), "false")
-    with out.loop(0, place) as before:
-        out.give_unless(out.test("ne", out.pointer(given, before), item), "false")
+    for others, count in ((given, place), (call["held_handles"], call["held"])):
+        with out.loop(0, count) as n:
+            out.give_unless(out.test("ne", out.pointer(others, n), item), "false")
 
 
 _RECALLED = ("ptr %self", "ptr %given", "i64 %count", "ptr %names")
@@ -378,6 +395,8 @@ def _recall_function(
         out.answer_none()
     with out.when(out.test("eq", said, RAISED)):
         out.give(NULL)
+    hits = out.at("i64", out.elements_address(out.parameters[0]), 1)
+    out.store(out.add(out.load("i64", hits), 1), hits)
     _give_handle(out, out.load("ptr", result))
     return out
 
@@ -402,10 +421,11 @@ def module_source(places: Fields) -> str:
     set_up.copy("@known", set_up.parameters[0], 8 * len(KNOWN.names))
     fits, new_results = _fits_function(places), _new_results_function(places)
     run, is_usual = _run_function(places, new_results), _is_usual_function(places)
-    matches = _matches_function(places, fits)
+    compare = compare_function(KNOWN)
+    matches = _matches_function(places, fits, compare)
     find = _find_function(places, matches)
     return module_text(
         f"@known = internal global {KNOWN.text} zeroinitializer", set_up, fits, new_results, run,
-        is_usual, matches, find, _run_arrays_function(places, fits, run),
+        is_usual, compare, matches, find, _run_arrays_function(places, fits, run),
         _recall_function(places, is_usual, find, run),
     )  # fmt: skip

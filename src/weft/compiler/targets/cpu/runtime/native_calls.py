@@ -22,7 +22,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from weft.compiler.targets.cpu.runtime.entry_points import (
     native_function,
 )
 from weft.compiler.targets.cpu.runtime.native_call_text import (
+    CALL,
     FUNCTIONS,
     KNOWN,
     MOST_OPERANDS,
@@ -43,6 +44,7 @@ from weft.compiler.targets.cpu.runtime.native_call_text import (
     USUAL,
     module_source,
 )
+from weft.core import trees
 from weft.core.capsules import capsule_pointer
 from weft.core.records import frozen
 from weft.core.settings import settings
@@ -134,16 +136,37 @@ def make_native_run(
     return NativeRun(words, native_function("run_arrays", found["run_arrays"], _ONE_OBJECT, words))
 
 
+class State(Protocol):
+    """State of which a call reads arrays, such as a module's, by what tells that it is as it was.
+
+    is_alive: one number, which is 0 once an object that the words speak of is no more.
+    words: see `weft.runtime.object_words`. handles: the addresses of its tensors. arrays: of each
+    input of the program the address of the array that it is, or 0 for one given.
+    """
+
+    is_alive: Array
+    words: Array
+    handles: list[int]
+    arrays: list[int]
+
+
 class Book:
     """The calls of one function that are known; see the module."""
 
     def __init__(self) -> None:
-        self._head = Words.of([0])
-        self._calls: list[Words] = []
+        self._head = Words.of([0, 0])
+        """The call that is tried first, and how many were found."""
+        self._calls: list[tuple[Words, Array | None]] = []
+        """Each call, and what says that its state is still there."""
         found = _functions()
         assert found is not None
         self.recall = native_function("recall", found["recall"], _ANY_ARGUMENTS, self._head)
         """The result of a call, or None for one that is to go Python's way."""
+
+    @property
+    def hits(self) -> int:
+        """How many calls were found."""
+        return int(self._head[1])
 
     def add(
         self,
@@ -154,6 +177,8 @@ class Book:
         *,
         is_final: bool = True,
         mode: bool | None = None,
+        places: Sequence[int] | None = None,
+        state: State | None = None,
     ) -> None:
         """Know a call from now on, by its arguments, the last of which have names.
 
@@ -161,23 +186,47 @@ class Book:
         Some calls are known, and later ones go Python's way. program: what `run` needs alive.
         is_final: whether a call with a place on the tape goes Python's way. mode: whether gradients
         are recorded, if that matters; then tensors must be different ones without gradients.
+        places: which inputs the tensors are. state: what is read beside them, which is
+        not kept alive.
         """
         if len(self._calls) >= MOST_CALLS:
+            self._forget_dead()
+        if len(self._calls) >= MOST_CALLS:
             return
-        objects = [0 if type(x) in _handle_class else id(x) for x in arguments]
-        known = Words.of([*objects, 0]), Words.of([*map(id, names), 0])
-        elements = settings.eager_elements
-        fixed = [x for x in arguments if type(x) not in _handle_class]
-        call = Words.of(
-            [
-                int(self._head[0]), len(arguments) - len(names), len(names), known[1].address,
-                known[0].address, int(is_final), 0 if mode is None else id(mode), id(elements),
-                run.words.address,
-            ],
-            known, fixed, names, elements, run, program,
-        )  # fmt: skip
-        self._calls.append(call)
+        kept = [x for x in arguments if type(x) not in _handle_class and not _has_state(x)]
+        objects = Words.of([*[0 if type(x) in _handle_class else id(x) for x in arguments], 0])
+        ids, order = Words.of([*map(id, names), 0]), Words.of([*(places or range(len(arguments)))])
+        elements, call = settings.eager_elements, Words.of([0] * len(CALL.names))
+        fields_of_call = [
+            int(self._head[0]), len(arguments) - len(names), len(names), ids.address,
+            objects.address, int(is_final), 0 if mode is None else id(mode), id(elements),
+            run.words.address, order.address, 0, 0, 0, 0, 0,
+        ]  # fmt: skip
+        tables: list[Array] = []
+        if state is not None:
+            tables = [state.is_alive, state.words, Words.of(state.handles), Words.of(state.arrays)]
+            alive, words, handles, arrays = [each.ctypes.data for each in tables]
+            fields_of_call[-5:] = [alive, words, len(state.handles), handles, arrays]
+        call[:] = fields_of_call
+        call.kept = objects, ids, order, elements, kept, [*names], run, program, tables, state
+        self._calls.append((call, None if state is None else state.is_alive))
         self._head[0] = call.address
+
+    def _forget_dead(self) -> None:
+        """Forget calls whose state is no more."""
+        self._head[0] = 0
+        self._calls = [pair for pair in self._calls if pair[1] is None or pair[1][0]]
+        for (call, _), following in zip(self._calls[1:], self._calls, strict=False):
+            call[0] = following[0].address
+        if self._calls:
+            self._calls[0][0][0] = 0
+            self._head[0] = self._calls[-1][0].address
+
+
+def _has_state(argument: Any) -> bool:
+    """Whether an argument is an object that words tell about, which nothing is to keep alive."""
+    parts = trees.take_apart(argument)
+    return parts is not None and parts.memory is not None
 
 
 _handle_class: list[type] = []
