@@ -267,7 +267,7 @@ class Memory(Protocol):
     def holds(self) -> bool:
         """Whether it would be taken apart into the same again."""
 
-    def held(self) -> tuple[Sequence[Held], Counts] | None:
+    def held_contents(self) -> tuple[Sequence[Held], Counts] | None:
         """Containers with what they hold, and a count: it holds while all of that is the same.
 
         None where that does not say it.

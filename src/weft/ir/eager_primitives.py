@@ -293,9 +293,9 @@ def large_elementwise(
 
 def record_large(primitive: Primitive, operands: tuple[Tensor, ...], result: Tensor) -> Tensor:
     """The result of native code, with its place on the tape where an operand has one."""
-    if primitive.is_multilinear and grad_mode.enabled:
-        for operand in operands:
-            if operand._node is not None:
+    for operand in operands:
+        if operand._node is not None:
+            if primitive.is_multilinear and grad_mode.enabled:
                 record(primitive, {}, operands, result)
-                break
+            break
     return result

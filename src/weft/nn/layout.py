@@ -177,7 +177,7 @@ class Guard:
         for each in fields(record):
             self.watch_value(getattr(record, each.name, None))
 
-    def held(self) -> tuple[list[Any], Changes] | None:
+    def held_contents(self) -> tuple[list[Any], Changes] | None:
         """What containers hold, and a count: while both are the same, it holds; None if blind."""
         return None if self.is_blind or not self.holds() else (self._held.by_container(), CHANGES)
 

@@ -299,7 +299,7 @@ def _unary(
                 if a.size >= settings.eager_elements * times:
                     found = None if native.recall is None else native.recall(x)
                     if found is not None:
-                        return found if x._node is None else record_large(primitive, (x,), found)
+                        return record_large(primitive, (x,), found)
                     found = large((x,))
                     if found is not None:
                         return found
@@ -353,6 +353,17 @@ def _binary_elsewhere(
     return known_elsewhere
 
 
+def _large_binary(primitive: Primitive) -> Callable[[Tensor, Tensor], Tensor | None]:
+    """What computes a primitive of two tensors, one of which is large; None for the reference."""
+    large, native = large_elementwise(primitive)
+
+    def large_result(x1: Tensor, x2: Tensor) -> Tensor | None:
+        found = None if native.recall is None else native.recall(x1, x2)
+        return large((x1, x2)) if found is None else record_large(primitive, (x1, x2), found)
+
+    return large_result
+
+
 def _binary(
     primitive: Primitive,
     kernel: Callable[..., Any],
@@ -361,7 +372,7 @@ def _binary(
     slow: Function,
 ) -> Function:
     """`weak` are the dtypes that a Python float may stand beside."""
-    times, (large, native) = times_large(primitive), large_elementwise(primitive)
+    times, large_result = times_large(primitive), _large_binary(primitive)
     elsewhere, known = function_elsewhere(primitive, slow)
     known_elsewhere = _binary_elsewhere(primitive, elsewhere, known)
 
@@ -375,11 +386,7 @@ def _binary(
             node, other = x1._node, x2._node
             least = settings.eager_elements * times
             if a.size >= least or b.size >= least:
-                found = None if native.recall is None else native.recall(x1, x2)
-                if found is not None:
-                    is_plain = node is None and other is None
-                    return found if is_plain else record_large(primitive, (x1, x2), found)
-                found = large((x1, x2))
+                found = large_result(x1, x2)
                 if found is not None:
                     return found
         elif type(x1) is Tensor:
@@ -387,7 +394,7 @@ def _binary(
             if type(b) is not float or type(a) is not HostArray or a.dtype not in weak:
                 return elsewhere(x1, x2)
             if a.size >= settings.eager_elements * times:
-                found = large((x1, wrap(np.array(b, a.dtype))))
+                found = large_result(x1, wrap(np.array(b, a.dtype)))
                 if found is not None:
                     return found
             node, other = x1._node, None
@@ -399,7 +406,7 @@ def _binary(
             if type(b) is not HostArray or b.dtype not in weak:
                 return elsewhere(x1, x2)
             if b.size >= settings.eager_elements * times:
-                found = large((wrap(np.array(a, b.dtype)), x2))
+                found = large_result(wrap(np.array(a, b.dtype)), x2)
                 if found is not None:
                     return found
             node, other = None, x2._node

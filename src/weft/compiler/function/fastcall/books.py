@@ -35,10 +35,10 @@ def new_book() -> Any:
     found = _places()
     if found is None or not settings.fastcall:
         return None
-    return default_target().new_book(Tensor, _usual(), found)
+    return default_target().new_book(Tensor, _usual_objects(), found)
 
 
-def _usual() -> Mapping[str, Any]:
+def _usual_objects() -> Mapping[str, Any]:
     """The objects by which it is told whether somebody traces, observes, casts or rewrites."""
     names = ("stack", "keeper", "device", "by_reference", "enabled")
     return {

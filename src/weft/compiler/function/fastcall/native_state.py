@@ -66,7 +66,7 @@ def module_state(objects: Sequence[Any], inputs: Sequence[Tensor]) -> ModuleStat
     for each in objects:
         parts = trees.take_apart(each)
         memory = None if parts is None else parts.memory
-        held = None if memory is None else memory.held()
+        held = None if memory is None else memory.held_contents()
         if memory is None or held is None or any(is_lent(x._value) for x in memory.children):
             return None
         memories.append(memory)

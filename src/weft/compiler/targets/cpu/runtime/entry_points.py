@@ -213,7 +213,7 @@ def interpreter_address(name: str) -> int:
 
 
 @cache
-def _described(name: str, address: int, flags: int) -> _Method:
+def _method_record(name: str, address: int, flags: int) -> _Method:
     method = _Method(name.encode(), address, flags, None)
     _methods.append(method)
     return method
@@ -225,6 +225,6 @@ def native_function(
     """A native function as the interpreter's own, which is given what it belongs to first."""
     given = ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p
     make = ctypes.PYFUNCTYPE(*given)(("PyCFunction_NewEx", ctypes.pythonapi))
-    method = _described(name, address, flags)
+    method = _method_record(name, address, flags)
     function: Callable[..., Any] = make(ctypes.addressof(method), owner, None)
     return function

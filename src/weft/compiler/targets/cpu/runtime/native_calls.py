@@ -67,7 +67,7 @@ class Words(np.ndarray[Any, Any]):
     kept: Any = None
 
     @staticmethod
-    def of(numbers: Sequence[int], *kept: Any) -> Words:
+    def from_numbers(numbers: Sequence[int], *kept: Any) -> Words:
         """The numbers in memory of their own."""
         made = np.array(numbers, np.int64).view(Words)
         made.kept = kept
@@ -118,16 +118,22 @@ def make_native_run(
     if found is None or not is_small or tables.workspace > LARGEST_WORKSPACE:
         return None
     calls, count, _, _, parallel_for = tables.given
-    error = Words.of([0])
-    own = Words.of(tables.addresses.tolist())
+    error = Words.from_numbers([0])
+    own = Words.from_numbers(tables.addresses.tolist())
     own[own == tables.error] = error.address
     kinds = [
-        Words.of([id(dtype), len(shape), *shape], dtype) for dtype, shape in (*inputs, *outputs)
+        Words.from_numbers([id(dtype), len(shape), *shape], dtype)
+        for dtype, shape in (*inputs, *outputs)
     ]
-    table = Words.of([kind.address for kind in kinds], kinds)
-    slots, planned = Words.of(tables.slots.tolist()), Words.of(tables.planned.tolist())
-    offsets = Words.of(tables.offsets.tolist())
-    words = Words.of([0] * len(RUN.names), error, own, table, slots, planned, offsets, tables.kept)
+    table = Words.from_numbers([kind.address for kind in kinds], kinds)
+    slots, planned = (
+        Words.from_numbers(tables.slots.tolist()),
+        Words.from_numbers(tables.planned.tolist()),
+    )
+    offsets = Words.from_numbers(tables.offsets.tolist())
+    words = Words.from_numbers(
+        [0] * len(RUN.names), error, own, table, slots, planned, offsets, tables.kept
+    )
     words[:] = [
         0, id(words), calls, count, own.address, error.address, parallel_for, slots.address,
         len(inputs), len(outputs), table.address, tables.workspace, planned.size, planned.address,
@@ -154,7 +160,7 @@ class Book:
     """The calls of one function that are known; see the module."""
 
     def __init__(self) -> None:
-        self._head = Words.of([0, 0])
+        self._head = Words.from_numbers([0, 0])
         """The call that is tried first, and how many were found."""
         self._calls: list[tuple[Words, Array | None]] = []
         """Each call, and what says that its state is still there."""
@@ -194,9 +200,14 @@ class Book:
         if len(self._calls) >= MOST_CALLS:
             return
         kept = [x for x in arguments if type(x) not in _handle_class and not _has_state(x)]
-        objects = Words.of([*[0 if type(x) in _handle_class else id(x) for x in arguments], 0])
-        ids, order = Words.of([*map(id, names), 0]), Words.of([*(places or range(len(arguments)))])
-        elements, call = settings.eager_elements, Words.of([0] * len(CALL.names))
+        objects = Words.from_numbers(
+            [*[0 if type(x) in _handle_class else id(x) for x in arguments], 0]
+        )
+        ids, order = (
+            Words.from_numbers([*map(id, names), 0]),
+            Words.from_numbers([*(places or range(len(arguments)))]),
+        )
+        elements, call = settings.eager_elements, Words.from_numbers([0] * len(CALL.names))
         fields_of_call = [
             int(self._head[0]), len(arguments) - len(names), len(names), ids.address,
             objects.address, int(is_final), 0 if mode is None else id(mode), id(elements),
@@ -204,7 +215,12 @@ class Book:
         ]  # fmt: skip
         tables: list[Array] = []
         if state is not None:
-            tables = [state.is_alive, state.words, Words.of(state.handles), Words.of(state.arrays)]
+            tables = [
+                state.is_alive,
+                state.words,
+                Words.from_numbers(state.handles),
+                Words.from_numbers(state.arrays),
+            ]
             alive, words, handles, arrays = [each.ctypes.data for each in tables]
             fields_of_call[-5:] = [alive, words, len(state.handles), handles, arrays]
         call[:] = fields_of_call
