@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ContextDecorator
 from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,9 @@ GENERATIONS = 100
 """How many gradients, each at values computed from the one before, are kept without a warning."""
 
 
+_blocks = count(1)
+
+
 class recording(ContextDecorator):  # noqa: N801  a context manager, called as a function is
     """Turn the tape on or off inside a `with` block, or in a function; quicker than a generator."""
 
@@ -58,7 +62,7 @@ class recording(ContextDecorator):  # noqa: N801  a context manager, called as a
         self._before.append((grad_mode.enabled, grad_mode.stopped))
         grad_mode.enabled = self.enabled
         if self.asked:
-            grad_mode.stopped = 0 if self.enabled else grad_mode.stopped + 1
+            grad_mode.stopped = 0 if self.enabled else next(_blocks)
 
     def __exit__(self, *error: object) -> None:
         grad_mode.enabled, grad_mode.stopped = self._before.pop()
