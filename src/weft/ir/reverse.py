@@ -78,23 +78,34 @@ def backpropagate(
     stops: Sequence[AnyNode] = (),
     release: bool = False,
     attach: bool = True,
+    are_hooked: bool = True,
 ) -> dict[AnyNode, Tensor]:
     """Cotangents of all leaves in `order` and of the stops, given those of the roots.
 
     `release` frees each node's operands after use, as `.backward()` does by default. `attach`
     gives the operands their places on this tape, so that the cotangents are differentiable too.
+    are_hooked: whether the hooks of the stops are called; those of a tape around this one are
+    called there, with all that comes to a node.
     """
     if AUTOCAST.get() is not None:  # what was cast on the way forth says the dtypes of the way back
         with autocast_to(None):
-            return backpropagate(order, seeds, stops=stops, release=release, attach=attach)
+            return backpropagate(
+                order,
+                seeds,
+                stops=stops,
+                release=release,
+                attach=attach,
+                are_hooked=are_hooked,
+            )
     ends = frozenset(stops)
+    options = ends, release, attach, frozenset() if are_hooked else ends
     if not traces.recording:
         if len(CONCRETE) == 1:
-            return _backpropagate(order, seeds, ends, release, attach, tracing=False)
+            return _backpropagate(order, seeds, *options, tracing=False)
         with constants_on(traces.device):  # which changes from node to node
-            return _backpropagate(order, seeds, ends, release, attach, tracing=False)
+            return _backpropagate(order, seeds, *options, tracing=False)
     with scope(phase=BACKWARD):
-        return _backpropagate(order, seeds, ends, release, attach, tracing=True)
+        return _backpropagate(order, seeds, *options, tracing=True)
 
 
 def _backpropagate(
@@ -103,6 +114,7 @@ def _backpropagate(
     ends: frozenset[AnyNode],
     release: bool,
     attach: bool,
+    unhooked: frozenset[AnyNode],
     tracing: bool,
 ) -> dict[AnyNode, Tensor]:
     live, has_devices = frozenset(order), len(CONCRETE) > 1
@@ -119,7 +131,7 @@ def _backpropagate(
         cotangent = cotangents.pop(node, None)
         if cotangent is None:
             continue
-        if node.hooks:
+        if node.hooks and node not in unhooked:
             cotangent = _apply_hooks(node.hooks, cotangent)
         if ends and node in ends:
             leaves[node] = cotangent

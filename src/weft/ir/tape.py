@@ -68,6 +68,12 @@ class Projection:
         self.hooks: list[Hook] | None = None
 
 
+class LeafHooks:
+    """How often hooks were put on leaves, or taken off: a compiled step runs them, too."""
+
+    changes = 0
+
+
 class Leaf:
     """Where a derivative is asked for: a tensor with `requires_grad`, or an argument of `grad`.
 
@@ -83,6 +89,13 @@ class Leaf:
         self.parents = () if source is None else (source,)
         self.number = _next_number()
         self.hooks: list[Hook] | None = None
+
+
+def node_key(node: Any) -> Any:
+    """What programs depend on of a tensor's place on the tape: whether it has one, and its hooks."""
+    if node is None or not LeafHooks.changes:
+        return node is None
+    return (*node.hooks,) if type(node) is Leaf and node.hooks else False
 
 
 class HollowTrace(Trace):

@@ -29,6 +29,7 @@ from weft.core import trees
 from weft.core.arrays import HostArray, is_host
 from weft.core.sharing import is_lent
 from weft.ir.autocast import AUTOCAST
+from weft.ir.tape import LeafHooks
 from weft.ir.tensor import Tensor, grad_mode
 
 
@@ -51,7 +52,7 @@ class KnownCall:
     """What the arguments of a call were, and the program that it ran."""
 
     __slots__ = (
-        "_autocast", "_described", "_ended", "_fixed", "_is_pure", "_mode", "_places", "_quick",
+        "_autocast", "_described", "_ended", "_fixed", "_hooks", "_is_pure", "_mode", "_places", "_quick",
         "_refs", "_same", "_words", "found",
     )  # fmt: skip
 
@@ -66,7 +67,11 @@ class KnownCall:
         assert same is not None
         self.found, self._described, self._is_pure = found, described, found.is_pure(handles)
         self._same = same
-        self._mode, self._autocast = grad_mode.enabled, AUTOCAST.get()
+        self._mode, self._autocast, self._hooks = (
+            grad_mode.enabled,
+            AUTOCAST.get(),
+            LeafHooks.changes,
+        )
         are_all = found.places == [*range(len(handles))]
         self._places = None if are_all else found.places
         find = getattr(found.program, "quick_call", None)
@@ -83,7 +88,7 @@ class KnownCall:
         values = (*args, *outside) if outside else args
         if len(values) != len(self._described) or grad_mode.enabled is not self._mode:
             return None
-        if AUTOCAST.get() is not self._autocast:
+        if AUTOCAST.get() is not self._autocast or LeafHooks.changes != self._hooks:
             return None
         handles: list[Tensor] = []
         given: list[Tensor] = []
