@@ -92,7 +92,7 @@ class Leaf:
 
 
 def node_key(node: Any) -> Any:
-    """What programs depend on of a tensor's place on the tape: whether it has one, and its hooks."""
+    """What programs depend on of a tensor's place on the tape: whether there is one, and hooks."""
     if node is None or not LeafHooks.changes:
         return node is None
     return (*node.hooks,) if type(node) is Leaf and node.hooks else False

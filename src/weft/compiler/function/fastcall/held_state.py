@@ -189,11 +189,8 @@ class HeldStep:
         same = comparison()
         assert same is not None
         self._found, self._program, self._rules = found, found.program, found.rules
-        self._mode, self._autocast, self._hooks = (
-            grad_mode.enabled,
-            AUTOCAST.get(),
-            LeafHooks.changes,
-        )
+        self._mode, self._autocast = grad_mode.enabled, AUTOCAST.get()
+        self._hooks = LeafHooks.changes
         self._arguments, self._outside, self._state = known.arguments, known.outside, known.state
         self._sources, self._renewed, self._moved = known.sources, known.renewed, known.moved
         self._donated: list[Donation] = list(found.donated.values())

@@ -52,8 +52,8 @@ class KnownCall:
     """What the arguments of a call were, and the program that it ran."""
 
     __slots__ = (
-        "_autocast", "_described", "_ended", "_fixed", "_hooks", "_is_pure", "_mode", "_places", "_quick",
-        "_refs", "_same", "_words", "found",
+        "_autocast", "_described", "_ended", "_fixed", "_hooks", "_is_pure", "_mode", "_places",
+        "_quick", "_refs", "_same", "_words", "found",
     )  # fmt: skip
 
     def __init__(
@@ -67,11 +67,8 @@ class KnownCall:
         assert same is not None
         self.found, self._described, self._is_pure = found, described, found.is_pure(handles)
         self._same = same
-        self._mode, self._autocast, self._hooks = (
-            grad_mode.enabled,
-            AUTOCAST.get(),
-            LeafHooks.changes,
-        )
+        self._mode, self._autocast = grad_mode.enabled, AUTOCAST.get()
+        self._hooks = LeafHooks.changes
         are_all = found.places == [*range(len(handles))]
         self._places = None if are_all else found.places
         find = getattr(found.program, "quick_call", None)
