@@ -95,8 +95,9 @@ NO_MACHINES_NUMBERS: dict[str, dict[str, set[str]]] = {
     "a bound on the compiler's own work or memory": {
         "function.arguments": {"PROGRAMS"},
         "function.changing_values": {"MANY"},
-        "function.closures": {"DEPTH", "FEW"},
+        "function.closures": {"DEPTH"},
         "function.fastcall.repeated_calls": {"PATIENCE", "RENEWAL"},
+        "function.plain_values": {"DEEPEST", "FEW", "MANY"},
         "function.program_cache": {"DRAFTS", "KEPT"},
         "function.split_program": {"KEPT"},
         "function.units": {"OWN_SIZES"},

@@ -200,7 +200,7 @@ def record_step(f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordedSte
     call = traced._read(args, kwargs)
     with Unifier():
         recording = traced._record_call(call, [handle.type for handle in call.handles])
-    outside = [read() for read in traced._outside or ()]
+    outside = traced.values_outside(args, kwargs)
     names = names_of(f, (call.args, call.kwargs, outside), recording)
     return RecordedStep(recording.graph, names.inputs, tuple(_next_values(recording)))
 

@@ -34,6 +34,7 @@ class Net(nn.Module):
         self.scale, self.offset = 1.0, 0
         self.weights = [1.0, 2.0]
         self.named = {"a": 1.0, "b": 10.0}
+        self.gains, self.shifts = (1, (2.0, 0.0)), {"a": wf.tensor([1.0]), "b": wf.tensor([2.0])}
         self.shift = wf.tensor([0.5])
 
     def forward(self, x: wf.Tensor) -> wf.Tensor:
@@ -44,7 +45,10 @@ class Net(nn.Module):
             x = x + 100.0
         x = x * self.scale + self.offset + self.shift
         x = x * sum((i + 1) * weight for i, weight in enumerate(self.weights))
-        return x + self.named.get("a", 0.0) - 2 * self.named.get("b", 0.0)
+        x = x + self.named.get("a", 0.0) - 2 * self.named.get("b", 0.0)
+        for gain, (key, shift) in zip((1, 2, 3), self.shifts.items(), strict=False):
+            x = x + gain * shift * len(key) + next(iter(self.named.values()))
+        return wf.copysign(x, self.gains[1][1])
 
 
 def compiled(net: nn.Module, name: str) -> Callable[[Any], wf.Tensor]:
@@ -125,6 +129,9 @@ CHANGES: dict[str, Callable[[Net], Any]] = {
     "the order of a list": lambda net: net.weights.reverse(),
     "a value in a dictionary": lambda net: net.named.update(a=7.0),
     "a key of a dictionary": rename_key,
+    "the order of a dictionary": lambda net: net.named.update(a=net.named.pop("a")),
+    "the order of tensors": lambda net: net.shifts.update(a=net.shifts.pop("a")),
+    "the sign of a zero in a tuple": lambda net: setattr(net, "gains", (1, (2.0, -0.0))),
     "a module in a list": lambda net: net.rest.__setitem__(1, nn.Tanh()),
     "a module behind a list": lambda net: net.rest.append(nn.Linear(4, 2)),
     "a list of another": move_between_lists,

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import weakref
+from enum import Enum
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -177,6 +182,206 @@ def test_a_method_of_a_module_may_be_compiled() -> None:
     with wf.no_grad():
         net.weight += 1.0
     assert net(X).tolist() == [2.0, 6.0]
+
+
+# --- other objects, functions and classes in the same places --------------------------------------
+
+ACTIVATION: Any = wf.relu
+OPTIONS: Any = SimpleNamespace(factor=1.0, inner=SimpleNamespace(factor=1.0))
+KIND: Any = wf.float32
+
+
+class Mode(Enum):
+    SUM, MEAN = 1, 2
+
+
+class Settings:
+    """Its attributes are those of the class, as long as no object has its own."""
+
+    factor = 1.0
+
+
+class Slotted:
+    """An object without a dictionary."""
+
+    __slots__ = ("factor",)
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+
+class Compared:
+    """An object that says itself what it equals."""
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return 1
+
+
+class Net(nn.Module):
+    """A module that reads a global number, and an object that is no tree."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.options = nn.Parameter(wf.tensor([1.0, 1.0])), SimpleNamespace(factor=1.0)
+
+    def forward(self, x: wf.Tensor) -> wf.Tensor:
+        return x * self.weight * self.options.factor * SCALE
+
+
+def check_at_each_call(f: Any, *changes: Any, given: Any = ()) -> Any:
+    """A compiled function gives what the function gives, before and after each change."""
+    fast = wf.jit(f)
+    for change in (lambda: None, *changes):
+        change()
+        for _ in range(3):
+            assert fast(X, *given).tolist() == pytest.approx(f(X, *given).tolist(), rel=1e-6)
+    return fast
+
+
+def change_attribute(owner: Any, name: str, value: Any) -> Any:
+    return lambda: setattr(owner, name, value)
+
+
+def test_a_global_that_holds_a_function_a_dtype_or_an_object_may_hold_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def change(name: str, value: Any) -> Any:
+        return lambda: monkeypatch.setitem(globals(), name, value)
+
+    check_at_each_call(lambda x: ACTIVATION(x), change("ACTIVATION", wf.tanh))
+    check_at_each_call(lambda x: ACTIVATION(x), change("ACTIVATION", lambda x: x * 3))
+    check_at_each_call(lambda x: x.astype(KIND) / 3, change("KIND", wf.float64))
+    check_at_each_call(lambda x: x * float(SCALE), change("SCALE", np.float64(5.0)))
+    check_at_each_call(lambda x: x * SCALE, *[change("SCALE", np.float64(n)) for n in (3, 4)])
+    check_at_each_call(
+        lambda x: x * OPTIONS.factor * OPTIONS.inner.factor,
+        change_attribute(OPTIONS.inner, "factor", 2.0),
+        change_attribute(OPTIONS, "inner", SimpleNamespace(factor=3.0)),
+        lambda: setattr(OPTIONS.inner, "factor", 4.0),
+        change("OPTIONS", SimpleNamespace(factor=5.0, inner=Slotted())),
+        lambda: setattr(OPTIONS.inner, "factor", 6.0),
+    )
+
+
+def test_attributes_of_classes_modules_and_objects_without_a_dictionary_are_read() -> None:
+    settings, slotted, bare = Settings(), Slotted(), SimpleNamespace()
+    module = ModuleType("options")
+    module.factor = 1.0  # type: ignore[attr-defined]
+    check_at_each_call(
+        lambda x: x * settings.factor * Settings.factor,
+        change_attribute(settings, "factor", 2.0),
+        lambda: delattr(settings, "factor"),
+        change_attribute(Settings, "factor", 3.0),
+        change_attribute(Settings, "factor", 1.0),
+    )
+    check_at_each_call(lambda x: x * slotted.factor, change_attribute(slotted, "factor", 2.0))
+    check_at_each_call(lambda x: x * module.factor, change_attribute(module, "factor", 2.0))
+    check_at_each_call(
+        lambda x: x * getattr(bare, "factor", 1.0),
+        *[change_attribute(bare, "factor", value) for value in (2.0, 3.0)],
+    )
+
+
+@pytest.mark.parametrize("kind", [Compared, Slotted])
+def test_arguments_that_are_objects_of_any_class_are_read(kind: Any) -> None:
+    given = kind()
+    check_at_each_call(
+        lambda x, options: x * options.factor,
+        *[change_attribute(given, "factor", value) for value in (2.0, 3.0)],
+        given=(given,),
+    )
+
+
+def test_containers_of_objects_and_functions_are_looked_into() -> None:
+    steps: Any = [lambda x: x * 2, SimpleNamespace(factor=1.0)]
+    table: Any = {"f": wf.relu, "factor": 1.0}
+    chosen, modes, long, wide = {1, 2}, [Mode.SUM], [1.0] * 100, {str(n): 1.0 for n in range(100)}
+    check_at_each_call(
+        lambda x: steps[0](x) * steps[1].factor * len(steps),
+        lambda: setattr(steps[1], "factor", 3.0),
+        lambda: steps.__setitem__(0, lambda x: x * 5),
+        lambda: steps.append(None),
+    )
+    check_at_each_call(
+        lambda x: table["f"](x - 1.5) * table["factor"],
+        lambda: table.__setitem__("factor", 4.0),
+        lambda: table.__setitem__("f", wf.tanh),
+    )
+    check_at_each_call(lambda x: x * len(chosen), lambda: chosen.add(3))
+    check_at_each_call(
+        lambda x: x.sum() if modes[0] is Mode.SUM else x.mean(),
+        lambda: modes.__setitem__(0, Mode.MEAN),
+    )
+    check_at_each_call(lambda x: x * long[50], lambda: long.__setitem__(50, 2.0))
+    check_at_each_call(lambda x: x * wide["50"], lambda: wide.__setitem__("50", 2.0))
+
+
+def test_defaults_and_bound_arguments_are_read() -> None:
+    def scaled(x: wf.Tensor, factors: Any = [1.0], kind: Any = OPTIONS) -> wf.Tensor:  # noqa: B006
+        return x * factors[0] * kind.factor
+
+    bound = [functools.partial(lambda x, factor: x * factor, factor=1.0)]
+    check_at_each_call(
+        lambda x: scaled(x),
+        lambda: scaled.__defaults__[0].__setitem__(0, 2.0),  # type: ignore[index]
+        change_attribute(OPTIONS, "factor", 3.0),
+        change_attribute(OPTIONS, "factor", 1.0),
+    )
+    check_at_each_call(
+        lambda x: bound[0](x),
+        lambda: bound.__setitem__(0, functools.partial(lambda x, factor: x * factor, factor=2.0)),
+    )
+
+
+def test_modules_are_read_with_their_mode_their_globals_and_their_objects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    net, dropout = Net(), nn.Dropout(1.0)
+    changes = [
+        lambda: monkeypatch.setitem(globals(), "SCALE", 5.0),
+        change_attribute(net.options, "factor", 3.0),
+        change_attribute(net, "options", SimpleNamespace(factor=4.0)),
+        lambda: setattr(net.options, "factor", 6.0),
+        lambda: monkeypatch.setitem(globals(), "SCALE", 2.0),
+    ]
+    check_at_each_call(net, *changes)
+    check_at_each_call(lambda x: net(x), *changes)
+    check_at_each_call(lambda x, net: net(x), *changes, given=(net,))
+    check_at_each_call(lambda x: dropout(x), dropout.eval, dropout.train)
+
+
+def test_equal_functions_and_objects_in_the_same_place_compile_nothing() -> None:
+    def scaling() -> Any:
+        return lambda x: x * 2
+
+    held: Any = [scaling(), SimpleNamespace(factor=2.0), wf.grad(lambda x: (x * x).sum())]
+    inside = held[2].__wrapped__
+    scale, options, slope = held
+
+    def remake() -> None:
+        nonlocal scale, options, slope
+        scale, options = scaling(), SimpleNamespace(factor=2.0)
+        slope = wf.grad(inside)
+
+    fast = check_at_each_call(lambda x: scale(x) * options.factor + slope(x), *[remake] * 3)
+    assert len(fast.compilations) == 1
+
+
+def test_a_module_that_was_an_argument_is_not_kept_alive() -> None:
+    net = Net()
+    fast = wf.jit(lambda net, x: net(x))
+    fast(net, X)
+    fast(net, X)
+    gone = weakref.ref(net)
+    del net
+    gc.collect()
+    assert gone() is None
 
 
 # --- values that change in every call ------------------------------------------------------------

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -375,6 +377,85 @@ def test_nan_as_an_argument_is_compiled_once() -> None:
     for _ in range(3):
         step(wf.tensor([1.0]), float("nan"))
     assert len(step.compilations) == 1
+
+
+@dataclass
+class Scaled:
+    """A tensor with a number that is part of the structure."""
+
+    x: wf.Tensor
+    factor: Any = field(metadata={"static": True})
+
+
+A, B = wf.tensor([1, 2]), wf.tensor([3, 4])
+ALIKE: dict[str, tuple[Callable[..., wf.Tensor], list[tuple[tuple[Any, ...], dict[str, Any]]]]] = {
+    "dictionaries": (
+        lambda tree: wf.concat([*tree.values()]),
+        [(({"a": A, "b": B},), {}), (({"b": B, "a": A},), {}), (({"b": A, "a": B},), {})],
+    ),
+    "ordered dictionaries": (
+        lambda tree: wf.concat([*tree[0].values()]),
+        [(([OrderedDict(a=A, b=B)],), {}), (([OrderedDict(b=B, a=A)],), {})],
+    ),
+    "dictionaries of numbers": (
+        lambda x, tree: x * next(iter(tree.values())),
+        [((A, {"a": 1, "b": 2}), {}), ((A, {"b": 2, "a": 1}), {})],
+    ),
+    "names": (
+        lambda **tree: wf.concat([*tree.values()]),
+        [((), {"a": A, "b": B}), ((), {"b": B, "a": A})],
+    ),
+    "keys": (
+        lambda tree: next(iter(tree.values())) * next(iter(tree)),
+        [(({key: A},), {}) for key in (1, 1.0, True)],
+    ),
+    "static fields": (
+        lambda scaled: wf.copysign(scaled.x * scaled.factor, scaled.factor),
+        [((Scaled(A * 1.0, factor),), {}) for factor in (1, 1.0, 0.0, -0.0)],
+    ),
+    "static numbers": (
+        lambda scaled: scaled.x * scaled.factor,
+        [((Scaled(A, factor),), {}) for factor in (1, 1.0, 1)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ALIKE)
+def test_arguments_that_are_equal_and_not_the_same_have_programs_of_their_own(case: str) -> None:
+    f, calls = ALIKE[case]
+    fast = wf.jit(f)
+    for _ in range(4):
+        for args, named in calls:
+            expected, found = f(*args, **named), fast(*args, **named)
+            assert found.dtype is expected.dtype
+            assert repr(found.tolist()) == repr(expected.tolist())
+
+
+@pytest.mark.parametrize("form", ["argument", "closed over"])
+def test_hooks_of_leaves_are_run_by_a_compiled_step(form: str) -> None:
+    w = wf.tensor([1.0, 2.0], requires_grad=True)
+
+    def step(w: wf.Tensor) -> None:
+        w.grad = None
+        (w * w).sum().backward()
+
+    fast = wf.jit(step if form == "argument" else lambda: step(w))
+    given = (w,) if form == "argument" else ()
+
+    def check(factor: float) -> None:
+        for _ in range(4):
+            fast(*given)
+            assert w.grad.tolist() == [2.0 * factor, 4.0 * factor]
+
+    check(1.0)
+    remove = w.register_hook(lambda gradient: gradient * 10)
+    check(10.0)
+    remove_second = w.register_hook(lambda gradient: gradient * 2)
+    check(20.0)
+    remove()
+    check(2.0)
+    remove_second()
+    check(1.0)
 
 
 def test_names_of_code_without_a_file_are_read_anew() -> None:

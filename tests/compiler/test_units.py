@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -389,6 +390,21 @@ def test_a_function_of_ever_new_settings_goes_on_by_reference() -> None:
     x = wf.ones(N)
     assert [offset(x, float(k))[0].item() for k in range(80)] == [k + 1.0 for k in range(80)]
     assert len(_compilations(offset.__wrapped__, ()).compilations) == eager.SETTINGS  # type: ignore[attr-defined]
+
+
+def test_a_unit_of_the_users_reads_what_it_closes_over_at_each_call() -> None:
+    factor, options = 2.0, SimpleNamespace(power=1.0)
+
+    @unit
+    def scaled(x: wf.Tensor, slope: float = 1.0) -> wf.Tensor:
+        return wf.exp(x * slope * 0) * factor**options.power
+
+    x = wf.ones(100).requires_grad_()
+    for factor, options.power in ((2.0, 1.0), (5.0, 1.0), (5.0, 2.0), (2.0, 1.0)):
+        for _ in range(3):
+            (scaled(x) * x).sum().backward()
+            assert x.grad[0].item() == factor**options.power
+            x.grad = None
 
 
 @pytest.mark.slow

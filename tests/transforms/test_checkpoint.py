@@ -328,6 +328,22 @@ def test_a_chain_of_modules_gives_gradients_to_their_parameters() -> None:
         np.testing.assert_allclose(grad, m.weight.grad.numpy(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_hooks_of_what_is_given_are_called_once(compiled: bool) -> None:
+    x = wf.tensor([1.0, 2.0], requires_grad=True)
+    x.register_hook(lambda gradient: gradient * 10)
+
+    def step(x: wf.Tensor) -> wf.Tensor:
+        y = x * 1
+        y.retain_grad()
+        (wf.checkpoint(lambda z: (z * z).sum())(y) + wf.checkpoint(wf.sum)(x)).backward()
+        return y.grad
+
+    retained = (wf.jit(step) if compiled else step)(x)
+    assert retained.tolist() == [2.0, 4.0]
+    assert x.grad.tolist() == [30.0, 50.0]
+
+
 def test_a_chain_of_nothing_is_the_identity() -> None:
     assert wf.checkpoint([])(wf.tensor(3.0)).item() == 3.0
 

@@ -324,6 +324,7 @@ def test_derivatives_leave_no_cycles_behind() -> None:
     )
     for run in runs:
         run()
+        run()  # the second call of a function is traced, and remembered from then on
         wait_for_quiet()
         gc.disable()
         try:
@@ -656,6 +657,36 @@ def test_no_grad_inside_grad_stops_reverse_mode() -> None:
         return constant * x
 
     assert wf.grad(f)(wf.tensor(3.0)).item() == 9.0
+
+
+def constant_square_times(x: wf.Tensor) -> wf.Tensor:
+    with wf.no_grad():
+        constant = x * x
+        constant[...] = constant.clone()
+    return constant * x
+
+
+@pytest.mark.parametrize("f", [constant_square_times, wf.jit(constant_square_times)])
+def test_no_grad_inside_a_function_stops_forward_mode(f: Any) -> None:
+    x, one = wf.tensor(3.0), wf.tensor(1.0)
+    assert wf.jvp(f, (x,), (one,))[1].item() == 9.0
+    assert wf.linearize(f, x)[1](one).item() == 9.0
+    assert wf.jacobian(f, mode="forward")(x).item() == 9.0
+    assert wf.vmap(lambda each: wf.jvp(f, (each,), (one,))[1])(x[None]).tolist() == [9.0]
+    assert wf.hessian(f)(x).item() == 0.0
+    with wf.no_grad():
+        assert wf.jvp(f, (x,), (one,))[1].item() == 9.0
+
+
+def test_no_grad_inside_enable_grad_counts_where_all_is_inside_no_grad() -> None:
+    def f(x: wf.Tensor) -> wf.Tensor:
+        with wf.enable_grad(), wf.no_grad():
+            constant = x * x
+        return constant * x
+
+    with wf.no_grad():
+        assert wf.grad(wf.jit(f))(wf.tensor(3.0)).item() == 9.0
+        assert wf.jvp(f, (wf.tensor(3.0),), (wf.tensor(1.0),))[1].item() == 9.0
 
 
 # --- complex numbers ---

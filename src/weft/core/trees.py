@@ -27,6 +27,7 @@ from weft.core.locations import Location
 from weft.core.records import frozen
 from weft.core.shapes import Dim
 from weft.core.types import TensorType
+from weft.core.unchanged import ChangeCount as ChangeCount
 from weft.core.unchanged import Contents as Contents
 from weft.core.unchanged import Held
 
@@ -57,6 +58,19 @@ class TreeStructure:
         3
         """
         return 1 if self.kind is None else sum(child.num_leaves for child in self.children)
+
+    def exact(self, key: Callable[[Any], Hashable]) -> Hashable:
+        """What tells it from a structure that is equal, and may be another thing to a program.
+
+        The order in which dictionaries were filled, the classes of their keys, and static values by
+        a key, as 1, 1.0 and True are equal.
+
+        >>> first, other = (flatten(tree)[1] for tree in ({"a": 1, "b": 2}, {"b": 2, "a": 1}))
+        >>> first == other, first.exact(repr) == other.exact(repr)
+        (True, False)
+        """
+        own = self.order, *map(type, self.order), None if self.static is None else key(self.static)
+        return own, *[child.exact(key) for child in self.children if child.kind is not None]
 
     def paths(self) -> list[str]:
         """The readable path of each leaf; that of a tree that is a leaf is empty.
@@ -267,17 +281,11 @@ class Memory(Protocol):
     def holds(self) -> bool:
         """Whether it would be taken apart into the same again."""
 
-    def held_contents(self) -> tuple[Sequence[Held], Counts] | None:
+    def held_contents(self) -> tuple[Sequence[Held], ChangeCount] | None:
         """Containers with what they hold, and a count: it holds while all of that is the same.
 
         None where that does not say it.
         """
-
-
-class Counts(Protocol):
-    """An object that counts changes, in a slot."""
-
-    count: int
 
 
 class Parts(NamedTuple):

@@ -23,6 +23,15 @@ QUICKER: list[Callable[[list[Held]], Callable[[], bool]]] = []
 """Makes a native check of such containers, where the compiler has put one; see fastcall."""
 
 
+class ChangeCount:
+    """How often something was changed, in a slot that native code can look at."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class Contents:
     """What some containers hold now. It is compared by identity: an equal object is another one."""
 

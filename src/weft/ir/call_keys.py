@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
+import numpy as np
+
 from weft.core.arrays import CONCRETE, HostArray
 from weft.core.dtypes import DType
 from weft.ir.tensor import Tensor, traces
@@ -103,4 +105,4 @@ def number_key(value: Any) -> tuple[type, Any]:
         return slice, bounds if _WHOLE.issuperset(map(type, bounds)) else value
     if kind is float and value and value == value:  # neither of two zeros, nor NaN
         return kind, value
-    return kind, repr(value) if isinstance(value, (float, complex)) else value
+    return kind, repr(value) if isinstance(value, (float, complex, np.inexact)) else value

@@ -75,6 +75,7 @@ def active_trace(trace: Trace) -> Iterator[None]:
     """Make a trace the deepest one inside a `with` block."""
     trace.level = len(traces.stack) + 1
     trace.location = user_location()
+    trace.stopped = grad_mode.stopped
     before = traces.recording
     traces.stack.append(trace)
     traces.recording = [*before, trace] if trace.stages else before

@@ -104,7 +104,8 @@ class ForwardTrace(Trace):
         """See `Trace`."""
         pairs = [self.primal_and_tangent(operand) for operand in operands]
         primals = [primal for primal, _ in pairs]
-        out, tangents = push(primitive, primals, [tangent for _, tangent in pairs], params)
+        moving = [None if self.is_stopping() else tangent for _, tangent in pairs]
+        out, tangents = push(primitive, primals, moving, params)
         if primitive.multiple:
             return tuple(self.tensor(o, t) for o, t in zip(out, tangents, strict=True))
         return self.tensor(out, tangents)

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ContextDecorator
 from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,9 @@ GENERATIONS = 100
 """How many gradients, each at values computed from the one before, are kept without a warning."""
 
 
+_blocks = count(1)
+
+
 class recording(ContextDecorator):  # noqa: N801  a context manager, called as a function is
     """Turn the tape on or off inside a `with` block, or in a function; quicker than a generator."""
 
@@ -58,7 +62,7 @@ class recording(ContextDecorator):  # noqa: N801  a context manager, called as a
         self._before.append((grad_mode.enabled, grad_mode.stopped))
         grad_mode.enabled = self.enabled
         if self.asked:
-            grad_mode.stopped = 0 if self.enabled else grad_mode.stopped + 1
+            grad_mode.stopped = 0 if self.enabled else next(_blocks)
 
     def __exit__(self, *error: object) -> None:
         grad_mode.enabled, grad_mode.stopped = self._before.pop()
@@ -74,23 +78,34 @@ def backpropagate(
     stops: Sequence[AnyNode] = (),
     release: bool = False,
     attach: bool = True,
+    are_hooked: bool = True,
 ) -> dict[AnyNode, Tensor]:
     """Cotangents of all leaves in `order` and of the stops, given those of the roots.
 
     `release` frees each node's operands after use, as `.backward()` does by default. `attach`
     gives the operands their places on this tape, so that the cotangents are differentiable too.
+    are_hooked: whether the hooks of the stops are called; those of a tape around this one are
+    called there, with all that comes to a node.
     """
     if AUTOCAST.get() is not None:  # what was cast on the way forth says the dtypes of the way back
         with autocast_to(None):
-            return backpropagate(order, seeds, stops=stops, release=release, attach=attach)
+            return backpropagate(
+                order,
+                seeds,
+                stops=stops,
+                release=release,
+                attach=attach,
+                are_hooked=are_hooked,
+            )
     ends = frozenset(stops)
+    options = ends, release, attach, frozenset() if are_hooked else ends
     if not traces.recording:
         if len(CONCRETE) == 1:
-            return _backpropagate(order, seeds, ends, release, attach, tracing=False)
+            return _backpropagate(order, seeds, *options, tracing=False)
         with constants_on(traces.device):  # which changes from node to node
-            return _backpropagate(order, seeds, ends, release, attach, tracing=False)
+            return _backpropagate(order, seeds, *options, tracing=False)
     with scope(phase=BACKWARD):
-        return _backpropagate(order, seeds, ends, release, attach, tracing=True)
+        return _backpropagate(order, seeds, *options, tracing=True)
 
 
 def _backpropagate(
@@ -99,6 +114,7 @@ def _backpropagate(
     ends: frozenset[AnyNode],
     release: bool,
     attach: bool,
+    unhooked: frozenset[AnyNode],
     tracing: bool,
 ) -> dict[AnyNode, Tensor]:
     live, has_devices = frozenset(order), len(CONCRETE) > 1
@@ -115,7 +131,7 @@ def _backpropagate(
         cotangent = cotangents.pop(node, None)
         if cotangent is None:
             continue
-        if node.hooks:
+        if node.hooks and node not in unhooked:
             cotangent = _apply_hooks(node.hooks, cotangent)
         if ends and node in ends:
             leaves[node] = cotangent

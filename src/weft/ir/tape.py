@@ -19,6 +19,7 @@ from typing import Any
 from weft.core.arrays import is_concrete
 from weft.core.errors import GradientError
 from weft.core.types import TensorType
+from weft.core.unchanged import ChangeCount
 from weft.ir.derivatives import Constant, Every, Joint, Linear, Tangent
 from weft.ir.primitive import Primitive
 from weft.ir.tensor import Tensor, Trace, Traced, about_to_write, grad_mode, wrap
@@ -68,6 +69,10 @@ class Projection:
         self.hooks: list[Hook] | None = None
 
 
+LEAF_HOOKS = ChangeCount()
+"""How often hooks were put on leaves, or taken off: a compiled step runs them, too."""
+
+
 class Leaf:
     """Where a derivative is asked for: a tensor with `requires_grad`, or an argument of `grad`.
 
@@ -83,6 +88,13 @@ class Leaf:
         self.parents = () if source is None else (source,)
         self.number = _next_number()
         self.hooks: list[Hook] | None = None
+
+
+def node_key(node: Any) -> Any:
+    """What programs depend on of a tensor's place on the tape: whether there is one, and hooks."""
+    if node is None or not LEAF_HOOKS.count:
+        return node is None
+    return (*node.hooks,) if type(node) is Leaf and node.hooks else False
 
 
 class HollowTrace(Trace):

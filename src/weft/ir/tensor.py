@@ -52,9 +52,12 @@ class Trace:
     """The mesh axis whose shards it holds along its batch axis; see `vmap`."""
     axis_size: Dimension = 1
 
+    stopped: int | None = None
+    """The block of `no_grad` that it began in (`GradMode`); None for what never began."""
+
     def is_stopping(self) -> bool:
-        """Whether `no_grad` was entered since it began, so that what it records is constant."""
-        return False
+        """Whether `no_grad` was entered since it began, so that what it makes is constant."""
+        return self.stopped is not None and grad_mode.stopped > self.stopped
 
     @cached_property
     def part_counts(self) -> dict[str, int]:
@@ -119,7 +122,8 @@ class GradMode(threading.local):
 
     enabled: bool = True
     stopped: int = 0
-    """How many blocks of `no_grad` the user has opened, one inside the other."""
+    """The innermost block of `no_grad` that the user has opened; later ones have greater numbers,
+    and 0 stands for none, or for `enable_grad` inside of one."""
 
 
 grad_mode = GradMode()

@@ -25,7 +25,7 @@ from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
 from weft.ir.places import TRANSFER, result_places
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.sizes import specialize
-from weft.ir.tensor import Tensor, Trace, Traced, grad_mode, host_array, traces, wrap
+from weft.ir.tensor import Tensor, Trace, Traced, host_array, traces, wrap
 from weft.ir.walking import without_dead_nodes
 
 
@@ -58,7 +58,6 @@ class GraphTrace(Trace):
         self.captures: list[Variable] = []
         self._known: dict[tuple[int, int], Variable] = {}
         self._unlinked: dict[Variable, Variable] = {}
-        self._stopped = grad_mode.stopped
         self.places: dict[Variable, Device] = {}
         """Where values are that cannot be anywhere: what was moved, and is computed from it."""
 
@@ -82,10 +81,6 @@ class GraphTrace(Trace):
         if self._is_literal(tensor):
             return Literal(value)
         return self._capture(tensor)
-
-    def is_stopping(self) -> bool:
-        """See `Trace`."""
-        return grad_mode.stopped > self._stopped
 
     def _without_derivative(self, value: Staged) -> Variable:
         """A value from inside of `no_grad`, as it is read outside of it."""

@@ -52,6 +52,8 @@ class Branch:
 
     structure: wf.tree.TreeStructure
     parts: tuple[Part, ...]
+    exact: Hashable
+    """What tells the structure from equal ones, such as dictionaries filled in another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +115,8 @@ class Layout:
     """The module as a node of a tree."""
 
 
-class Changes:
-    """How often any module's attributes were set, or its hooks."""
-
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
-CHANGES = Changes()
+CHANGES = wf.tree.ChangeCount()
+"""How often any module's attributes were set, or its hooks."""
 
 
 class Guard:
@@ -177,7 +171,7 @@ class Guard:
         for each in fields(record):
             self.watch_value(getattr(record, each.name, None))
 
-    def held_contents(self) -> tuple[list[Any], Changes] | None:
+    def held_contents(self) -> tuple[list[Any], wf.tree.ChangeCount] | None:
         """What containers hold, and a count: while both are the same, it holds; None if blind."""
         return None if self.is_blind or not self.holds() else (self._held.by_container(), CHANGES)
 
@@ -302,8 +296,7 @@ class _Folding:
         if name in owner._roles:
             return self._slot(owner, name, value, prefix)
         if type(value) in ATOMS or (type(value) is tuple and ATOMS.issuperset(map(type, value))):
-            # 0.0 and -0.0 are equal and not the same; NaN is the same and not equal
-            return Static((type(value), value.hex() if type(value) is float else value), value)
+            return Static(exact_key(value), value)
         if is_module(value):
             return self.module(value, dotted_name(prefix, name))
         return self._container(owner, name, value, prefix)
@@ -323,7 +316,7 @@ class _Folding:
             self._fold_member(owner, local, leaf, prefix) if is_held else self._static_part(leaf)
             for local, leaf, is_held in zip(names, leaves, held, strict=True)
         ]
-        return Branch(structure, tuple(parts))
+        return Branch(structure, tuple(parts), structure.exact(exact_key))
 
     def _fold_member(self, owner: Any, local: str, leaf: Any, prefix: str) -> Part:
         if is_module(leaf):
@@ -346,7 +339,19 @@ class _Folding:
         except TypeError:
             self.seen_changes = False
             return Static(content_key(value), value)
-        return Static((type(value), value), value)
+        return Static(exact_key(value), value)
+
+
+def exact_key(value: Any) -> Hashable:
+    """What tells a value that can be hashed from those that are equal to it.
+
+    0.0 and -0.0 are equal and not the same, as 1 and True are; NaN is the same and not equal.
+    """
+    if type(value) is tuple:
+        return tuple, *map(exact_key, value)
+    if isinstance(value, (float, complex)):
+        return type(value), repr(value)
+    return type(value), value
 
 
 def content_key(value: Any) -> Hashable:
@@ -356,7 +361,7 @@ def content_key(value: Any) -> Hashable:
     leaves, structure = wf.tree.flatten(value)
     if structure.kind is None:
         return id(value)
-    return structure, tuple([_leaf_key(leaf) for leaf in leaves])
+    return structure, structure.exact(exact_key), tuple([_leaf_key(leaf) for leaf in leaves])
 
 
 def _leaf_key(leaf: Any) -> Hashable:
@@ -364,7 +369,7 @@ def _leaf_key(leaf: Any) -> Hashable:
         hash(leaf)
     except TypeError:
         return content_key(leaf)
-    return type(leaf), leaf
+    return exact_key(leaf)
 
 
 def role_of(tensor: Any) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from weft.core.arrays import HostArray
 from weft.core.errors import ArgumentTypeError, GradientError, ShapeError
 from weft.ir.reverse import backpropagate, filled_like, recording
-from weft.ir.tape import Hook, Leaf, is_own_leaf
+from weft.ir.tape import LEAF_HOOKS, Hook, Leaf, is_own_leaf
 from weft.ir.tape_order import reachable_nodes
 from weft.ir.tensor import (
     Tensor,
@@ -231,7 +231,14 @@ def register_hook(tensor: Tensor, hook: Hook) -> Callable[[], None]:
         node.hooks = []
     hooks: list[Hook] = node.hooks
     hooks.append(hook)
-    return lambda: hooks.remove(hook) if hook in hooks else None
+    LEAF_HOOKS.count += type(node) is Leaf
+
+    def remove() -> None:
+        if hook in hooks:
+            hooks.remove(hook)
+            LEAF_HOOKS.count += type(node) is Leaf
+
+    return remove
 
 
 def retain_grad(tensor: Tensor) -> None:

@@ -228,7 +228,9 @@ class Replay:
         oldest = min(node.number for node in self.outside)
         order, _ = nodes_between([root for root, _ in seeds], self.outside, oldest)
         attach = any(each._node is not None for each in out)
-        cotangent_of = backpropagate(order, seeds, stops=self.outside, attach=attach)
+        cotangent_of = backpropagate(
+            order, seeds, stops=self.outside, attach=attach, are_hooked=False
+        )
         return [cotangent_of.get(node) for node in self.outside]
 
 

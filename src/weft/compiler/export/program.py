@@ -316,8 +316,8 @@ def _outside_names(jitted: Jit) -> dict[int, str]:
         for path, leaf in trees.flatten_with_paths(value):
             if isinstance(leaf, Tensor):
                 names.setdefault(id(leaf), _joined_path(name, path))
-    for read in closed_over(function):
-        for path, leaf in trees.flatten_with_paths(read()):
+    for value in closed_over(function).values():
+        for path, leaf in trees.flatten_with_paths(value):
             if isinstance(leaf, Tensor):
                 names.setdefault(id(leaf), _joined_path("", path))
     return names

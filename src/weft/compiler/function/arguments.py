@@ -30,7 +30,8 @@ from weft.core.records import frozen
 from weft.core.shapes import Dim, Dimension, match_size, symbol
 from weft.core.types import TensorType
 from weft.ir.autocast import AUTOCAST
-from weft.ir.call_keys import number_key
+from weft.ir.call_keys import number_key, static_key
+from weft.ir.tape import node_key
 from weft.ir.tensor import Tensor, grad_mode, traces
 from weft.ops.operands import as_tensor
 
@@ -217,7 +218,7 @@ def read_call(args: tuple[Any, ...], kwargs: dict[str, Any], outside: list[Any])
     keys = [_tensor_key(x) if isinstance(x, Tensor) else _static_key(x) for x in leaves]
     modes = (grad_mode.enabled, AUTOCAST.get())
     places = (device,) if device is CPU else tuple([handle.device for handle in handles])
-    family = (structure, modes, shared_places(handles), places, *keys)
+    family = (structure, structure.exact(static_key), modes, shared_places(handles), places, *keys)
     return Call(args, kwargs, handles, family, device)
 
 
@@ -248,7 +249,7 @@ def _tensor_key(x: Tensor) -> Hashable:
     """What a program depends on beside sizes: dtype, rank, and whether there is a tape."""
     value = x._value
     dtype = value.dtype if is_concrete(value) else x.dtype
-    return dtype, len(value.shape), x._node is None
+    return dtype, len(value.shape), node_key(x._node)
 
 
 def _static_key(leaf: Any) -> Hashable:

@@ -2,240 +2,371 @@
 
 A compiled function must see what its closed-over tensors hold at each call, and what names are
 bound to. So the variables from outside that hold tensors, numbers or text, in the function and in
-those it calls, are found before it is traced, and read anew at each call. Of objects these are the
-attributes that the functions name. What a function changes itself while it is traced, such as a
-counter of its calls, is no argument of it: `Jit` leaves that out again.
+those it calls, are found before it is traced, and read anew at each call. Of objects, classes and
+modules these are the attributes that the functions name. Where another function or object stands
+in a variable, what it reads is another thing: then the search is made again.
+
+What a function changes itself while it is traced, such as a counter of its calls, is no argument of
+it: `Jit` leaves that out again.
 
 >>> import weft as wf
 >>> w, scale = wf.tensor(2.0), 3.0
->>> [read() if isinstance(read, Plain) else read().item() for read in closed_over(lambda x: w * x)]
-[2.0]
->>> [read() for read in closed_over(lambda x: scale * x)]
+>>> closed_over(lambda x: w * x).values()[0].item()
+2.0
+>>> closed_over(lambda x: scale * x).values()
 [3.0]
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from types import CodeType, FunctionType, MethodType, ModuleType
+import sys
+import sysconfig
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from enum import Enum
+from inspect import getattr_static
+from operator import getitem
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
-import numpy as np
-
+from weft.compiler.function.plain_values import Plain, Read, holds_tensors, identity_of, is_plain
 from weft.core import trees
 from weft.core.locations import is_internal
-from weft.core.records import frozen
-from weft.ir.call_keys import number_key
+from weft.core.unchanged import Contents
 from weft.ir.tensor import Tensor
 
-Read = Callable[[], Any]
 DEPTH = 6
 """How far functions that call functions, and objects that hold objects, are followed: a bound on
-the time of a call, on any machine."""
-FEW = 32
-"""How many values a container may hold that is read at each call: a bound on its time, too."""
-ATOMS = frozenset([type(None), bool, int, float, complex, str])
-_BY_IDENTITY: Any = object.__hash__
+the time of a search, on any machine."""
 _OTHERS = ("weft", "numpy", "builtins", "functools", "enum", "logging", "threading")
 """Packages whose objects are not looked into."""
+_FUNCTIONS = (FunctionType, MethodType, functools.partial)
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 
 
-class _ThisArray:
-    """One NumPy array and no other; what is written to it is not noticed."""
+class Outside:
+    """The variables that a function reads from outside, as long as they hold the same objects."""
 
-    __slots__ = ("_array",)
+    __slots__ = ("_contents", "_held", "_sizes", "identity", "reads")
 
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
-        self._array = array
+    def __init__(
+        self,
+        reads: list[Read],
+        held: list[tuple[Read, Any]],
+        containers: Sequence[Any] = (),
+        attributes: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        self.reads = reads
+        """How to read each that holds tensors or plain values."""
+        self._held = held
+        """Variables that hold objects or functions, which were looked into."""
+        self._contents = Contents(containers) if containers else None
+        self._sizes = [(each, len(each)) for each in attributes]
+        self.identity: Hashable = tuple([identity_of(value, _is_read) for _, value in held])
+        """What these objects and functions are, for a key."""
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ThisArray) and other._array is self._array
+    def values(self) -> list[Any]:
+        """What the variables hold now that hold tensors or plain values."""
+        return [read() for read in self.reads]
 
-    def __hash__(self) -> int:
-        return id(self._array)
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing outside is read, or was looked into."""
+        return not self.reads and not self._held and not self._sizes and self._contents is None
 
+    def is_valid(self) -> bool:
+        """Whether each variable that was looked into holds the same object still.
 
-def _array_key(array: np.ndarray[Any, Any]) -> Hashable:
-    """What tells a NumPy array from others: its contents if they are few."""
-    is_few = array.size <= FEW and not array.dtype.hasobject
-    return (array.shape, array.dtype.str, array.tobytes()) if is_few else _ThisArray(array)
+        And whether these have as many attributes.
+        """
+        for read, value in self._held:
+            if read() is not value:
+                return False
+        for attributes, count in self._sizes:
+            if len(attributes) != count:
+                return False
+        return self._contents is None or self._contents.is_unchanged()
 
-
-@frozen
-class Plain:
-    """A variable that holds a plain value, or a few of them: part of the key of a call."""
-
-    name: str
-    read: Read
-
-    def __call__(self) -> Any:
-        """The value; of what can be no key its class, so that it is told from what was there."""
-        value = self.read()
-        if type(value) in ATOMS or isinstance(value, Tensor) or _is_few(value):
-            return value
-        if isinstance(value, np.ndarray):
-            return _array_key(value)
-        return value if _holds_tensors(value) else type(value)
-
-    def key(self) -> Hashable:
-        """What the value is now, if it holds no tensors."""
-        leaves, structure = trees.flatten(self())
-        if any(isinstance(leaf, Tensor) for leaf in leaves):
-            return None
-        return structure, *map(number_key, leaves)
+    def drop_plain(self, names: set[str]) -> Outside:
+        """Leave plain values of these names out."""
+        self.reads = [r for r in self.reads if not (isinstance(r, Plain) and r.name in names)]
+        return self
 
 
-def closed_over(function: Any) -> list[Read]:
-    """How to read each variable from outside that holds tensors or plain values."""
+def closed_over(function: Any, modules: Iterable[type[Any]] = ()) -> Outside:
+    """How to read each variable from outside that holds tensors or plain values.
+
+    modules: the classes of modules that are its arguments, whose methods it calls.
+    """
     search = _Search()
-    search.found += search.of_function(function, DEPTH)
+    search.follow(function, DEPTH)
+    for kind in modules:
+        search.follow_methods(kind, DEPTH)
     return search.finish()
 
 
-def held_by(objects: Iterable[Any], function: Any) -> list[Read]:
+def held_by(objects: Iterable[Any], function: Any) -> Outside:
     """How to read what a function reads of objects that are its arguments."""
-    search = _Search()
-    list(search.of_function(function, DEPTH))  # for the names that it reads
+    names = _Search()
+    names.follow(function, DEPTH)
+    names.finish()
+    search = _Search(names.names)
     for each in objects:
-        search.found += search.of_object(each, DEPTH)
+        search.look_inside(each, DEPTH)
     return search.finish()
 
 
 def is_stateful(value: Any) -> bool:
     """Whether a value is told from others by identity, but may hold other values in each call."""
     if isinstance(value, FunctionType):
-        return _is_the_users(value)
+        return _is_read(value)
     kind: Any = type(value)
     return issubclass(kind, (MethodType, functools.partial)) or _is_stateful_class(kind)
 
 
 @functools.cache
 def _is_stateful_class(kind: type[Any]) -> bool:
-    methods: Any = kind
-    if methods.__hash__ is not _BY_IDENTITY:
+    package = kind.__module__.split(".")[0]
+    if package in _OTHERS or issubclass(kind, (type, ModuleType, Enum)):
         return False
-    has_attributes = kind.__dictoffset__ != 0 and not issubclass(kind, type)
-    return has_attributes and kind.__module__.split(".")[0] not in _OTHERS
+    own_hash: Any = kind.__hash__
+    is_value = own_hash not in (None, object.__hash__) and package in sys.stdlib_module_names
+    return bool(kind.__dictoffset__ or _slots(kind)) and not is_value
+
+
+def holds_objects(tree: Any) -> bool:
+    """Whether there are objects in a tree, or inside of its modules, that are looked into."""
+    return any(not trees.is_container(each) for each in _objects_in(tree, set()))
+
+
+def modules_in(tree: Any) -> set[type[Any]]:
+    """The classes of modules in a tree."""
+    return {type(each) for each in _objects_in(tree, set()) if trees.is_container(each)}
+
+
+def _objects_in(tree: Any, seen: set[int]) -> Iterator[Any]:
+    """The modules in a tree, and the objects that are no trees, in it and in these modules."""
+    if isinstance(tree, Tensor) or id(tree) in seen:
+        return
+    parts = trees.take_apart(tree)
+    if parts is None:
+        if is_stateful(tree):
+            yield tree
+        return
+    seen.add(id(tree))
+    is_module = trees.is_registered(tree) and hasattr(tree, "__dict__")
+    if is_module:
+        yield tree
+    for part in [*vars(tree).values()] if is_module else parts.children:
+        yield from _objects_in(part, seen)
 
 
 class _Search:
     """Variables that are found, and what was looked into."""
 
-    def __init__(self) -> None:
-        self.found: list[Read] = []
-        self._names: set[str] = set()
-        """Names in the functions that were followed."""
-        self._attributes: set[int] = set()
-        """Reads of plain attributes: they count where a function names them."""
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self.names: set[str] = set(names)
+        """Attributes that the functions which were followed name."""
+        self._reads: list[Read] = []
+        self._held: list[tuple[Read, Any]] = []
+        self._containers: list[Any] = []
         self._objects: list[tuple[Any, int]] = []
+        self._modules: set[type[Any]] = set()
+        """Classes of modules, which are not made by the function."""
         self._seen: set[int] = set()
+        self._kept: list[Any] = []
+        """What was seen, so that nothing else gets its number."""
 
-    def finish(self) -> list[Read]:
-        """All that was found, once methods of objects are followed, too."""
+    def finish(self) -> Outside:
+        """All that was found, once attributes and methods of objects are followed, too."""
         tried: set[tuple[int, str]] = set()
         grows = True
         while grows:
             grows = False
             for value, depth in [*self._objects]:
-                for name in dir(type(value)):
-                    is_named = name in self._names or name.startswith("__")
-                    method = _code_of(getattr(type(value), name, None)) if is_named else None
-                    if method is not None and (id(value), name) not in tried:
+                for name in self._names_of(value):
+                    if (id(value), name) not in tried:
                         tried.add((id(value), name))
                         grows = True
-                        self.found += self.of_function(method, depth)
-        return [
-            read
-            for read in self.found
-            if not (isinstance(read, Plain) and id(read) in self._attributes)
-            or read.name in self._names
-        ]
+                        self._attribute(value, name, depth)
+        attributes = [vars(value) for value, _ in self._objects if _is_open(value)]
+        return Outside(self._reads, self._held, self._containers, attributes)
 
-    def of_function(self, function: Any, depth: int) -> Iterator[Read]:
-        """The variables from outside of a function, and of those it calls."""
-        if id(function) in self._seen or depth == 0:
+    def _is_new(self, value: Any) -> bool:
+        if id(value) in self._seen:
+            return False
+        self._seen.add(id(value))
+        self._kept.append(value)
+        return True
+
+    def follow(self, function: Any, depth: int) -> None:
+        """Find the variables from outside of a function, and of those it calls."""
+        if depth == 0 or not self._is_new(function):
             return
-        self._seen.add(id(function))
         if isinstance(function, MethodType):
-            yield from self._of_value("", functools.partial(getattr, function, "__self__"), depth)
-            yield from self.of_function(function.__func__, depth)
+            self._visit("", functools.partial(getattr, function, "__self__"), depth)
+            self.follow(function.__func__, depth)
         elif isinstance(function, functools.partial):
-            yield from self._of_value("", lambda: (function.args, function.keywords), depth)
-            yield from self.of_function(function.func, depth)
-        elif isinstance(function, FunctionType) and _is_the_users(function):
-            yield from self._of_variables(function, depth)
+            self._items(function.args, depth)
+            self._items(function.keywords, depth)
+            self.follow(function.func, depth)
+        elif isinstance(function, FunctionType) and _is_read(function):
+            self._variables(function, depth)
         elif hasattr(function, "__wrapped__"):
-            yield from self.of_function(function.__wrapped__, depth - 1)
-        elif _holds_tensors(function):
-            yield lambda: function  # a tree that can be called, such as a module
+            self.follow(function.__wrapped__, depth - 1)
+        elif trees.is_registered(function) or holds_tensors(function):
+            self._reads.append(lambda: function)  # a tree that can be called, such as a module
+            self.look_inside(function, depth)
+        elif not isinstance(function, FunctionType):
+            self._seen.discard(id(function))
+            self.look_into(function, depth)
 
-    def _of_variables(self, function: FunctionType, depth: int) -> Iterator[Read]:
+    def _variables(self, function: FunctionType, depth: int) -> None:
         names = _names(function.__code__)
-        self._names |= names
+        self.names |= names | _texts(function.__code__)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in cells:
-            read = functools.partial(getattr, cell, "cell_contents", None)
-            yield from self._of_value(name, read, depth)
+            self._visit(name, functools.partial(getattr, cell, "cell_contents", None), depth)
         scope = function.__globals__
         for name in sorted(names):
             if name in scope:
-                yield from self._of_value(name, functools.partial(scope.get, name), depth)
+                self._visit(name, functools.partial(scope.get, name), depth)
+        for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            if isinstance(default, (list, dict, set)) or not is_plain(default):
+                self._visit("", functools.partial(_item, (default,), 0), depth)
 
-    def _of_value(self, name: str, read: Read, depth: int) -> Iterator[Read]:
+    def _visit(self, name: str, read: Read, depth: int) -> None:
         """A variable that holds tensors or plain values; functions and objects are looked into."""
         value = read()
-        if type(value) in ATOMS or isinstance(value, np.ndarray):
-            yield Plain(name, read)
-        elif isinstance(value, (type, ModuleType, str, bytes, int, float, complex)):
-            return
-        elif isinstance(value, Tensor):
-            yield read
-        elif (callable(value) and not hasattr(value, "__dict__")) or isinstance(
-            value, FunctionType
-        ):
-            yield from self.of_function(value, depth - 1)
-        elif _holds_tensors(value):
-            yield read
-        elif isinstance(value, (list, tuple, dict)):
-            if _is_few(value):
-                yield Plain(name, read)
-            for leaf in trees.leaves(value):
-                yield from self.of_function(leaf, depth - 1)
-        else:
-            yield from self.of_object(value, depth)
+        if isinstance(value, Tensor):
+            self._reads.append(read)
+        elif is_plain(value):
+            self._reads.append(Plain(name, read))
+        elif trees.is_registered(value) or holds_tensors(value):
+            self._reads.append(read)
+            self.look_inside(value, depth)
+        elif not isinstance(value, ModuleType) or not _is_installed(value):
+            self._held.append((read, value))
+            if isinstance(value, (list, tuple, dict)):
+                self._items(value, depth - 1)
+            elif isinstance(value, _FUNCTIONS) or not hasattr(value, "__dict__"):
+                self.follow(value, depth - 1)
+            else:
+                self.look_into(value, depth - 1)
 
-    def of_object(self, value: Any, depth: int) -> Iterator[Read]:
-        """What is among the attributes of an object that is no tree."""
-        if id(value) in self._seen or depth == 0 or not hasattr(value, "__dict__"):
+    def _items(self, container: Any, depth: int) -> None:
+        """What a container holds that is no tree of plain values."""
+        if depth <= 0 or not self._is_new(container):
             return
-        yield from self.of_function(value, depth)
-        self._seen.add(id(value))
-        if type(value).__module__.split(".")[0] in _OTHERS:
+        if type(container) in (list, dict):
+            self._containers.append(container)
+        keys = container if isinstance(container, dict) else range(len(container))
+        for key in [*keys]:
+            self._visit("", functools.partial(_item, container, key), depth)
+
+    def look_into(self, value: Any, depth: int) -> None:
+        """Note an object, a class or a module whose attributes count where functions name them."""
+        if depth <= 0 or not self._is_new(value):
             return
-        self._objects.append((value, depth - 1))
-        for name in list(vars(value)):
-            read = functools.partial(getattr, value, name, None)
-            for found in self._of_value(name, read, depth - 1):
-                if isinstance(found, Plain) and found.read is read:
-                    self._attributes.add(id(found))
-                yield found
+        if isinstance(value, _FUNCTIONS):
+            self._seen.discard(id(value))
+            self.follow(value, depth)
+            return
+        if hasattr(value, "__wrapped__") and not isinstance(value, type):
+            self.follow(value.__wrapped__, depth)
+        kind = value if isinstance(value, type) else type(value)
+        if not isinstance(value, ModuleType) and kind.__module__.split(".")[0] in _OTHERS:
+            return
+        self._objects.append((value, depth))
+        for name, held in [*getattr(value, "__dict__", {}).items()]:
+            if not isinstance(value, (type, ModuleType)) and holds_tensors(held):
+                self._visit(name, functools.partial(getattr, value, name, None), depth)
+
+    def look_inside(self, tree: Any, depth: int) -> None:
+        """Note objects and functions in a tree that is read as a whole, and methods of modules."""
+        for each in _objects_in(tree, set()):
+            if trees.is_container(each):
+                self.follow_methods(type(each), depth)
+            else:
+                self.look_into(each, depth)
+
+    def follow_methods(self, kind: type[Any], depth: int) -> None:
+        """Note a class of modules, whose attributes are parts of a tree."""
+        if kind not in self._modules and kind.__module__.split(".")[0] not in _OTHERS:
+            self._modules.add(kind)
+            self._objects.append((kind, depth))
+
+    def _names_of(self, value: Any) -> list[str]:
+        """The attributes that an object has and a function names; operators are not named."""
+        kind = value if isinstance(value, type) else type(value)
+        own = getattr(value, "__dict__", {})
+        methods = () if isinstance(value, ModuleType) else dir(kind)
+        operators = [name for name in methods if name.startswith("__") or name == "forward"]
+        return [*operators, *sorted(self.names.intersection([*own, *methods]))]
+
+    def _attribute(self, value: Any, name: str, depth: int) -> None:
+        held = getattr_static(value, name, None)
+        is_made = isinstance(value, type) and value not in self._modules
+        method = _code_of(held, is_made)
+        if name in getattr(value, "__dict__", ()) and not isinstance(value, type):
+            method = None
+        if method is not None:
+            self.follow(method, depth)
+        elif not name.startswith("__") and (
+            isinstance(held, MemberDescriptorType) or not hasattr(type(held), "__get__")
+            or isinstance(value, ModuleType)
+            or name in getattr(value, "__dict__", ())
+        ):  # fmt: skip
+            self._visit(name, functools.partial(getattr, value, name, None), depth)
 
 
-def _code_of(method: Any) -> FunctionType | None:
-    """The function behind an attribute of a class: of a method, compiled or not, or a property."""
-    for name in ("fget", "func", "__wrapped__"):
+def _is_open(value: Any) -> bool:
+    """Whether an object may get attributes that are looked for each time."""
+    is_object = not isinstance(value, (type, ModuleType)) and not trees.is_registered(value)
+    return is_object and hasattr(value, "__dict__")
+
+
+def _item(container: Any, key: Any) -> Any:
+    try:
+        return getitem(container, key)
+    except (LookupError, TypeError):
+        return None
+
+
+def _code_of(method: Any, is_made: bool) -> FunctionType | None:
+    """The function behind an attribute of a class: of a method, compiled or not, or a property.
+
+    is_made: whether objects of the class are made by the function, so that `__init__` is run.
+    """
+    for name in ("fget", "func", "__func__", "__wrapped__"):
         method = getattr(method, name, method)
-    is_users = isinstance(method, FunctionType) and _is_the_users(method)
-    return method if is_users and method.__name__ != "__init__" else None
+    is_users = isinstance(method, FunctionType) and _is_read(method)
+    return method if is_users and (is_made or method.__name__ != "__init__") else None
 
 
-def _is_the_users(function: FunctionType) -> bool:
+def _slots(kind: type[Any]) -> list[str]:
+    """The attributes of a class that have places of their own."""
+    return [
+        name
+        for base in kind.__mro__
+        for name, held in vars(base).items()
+        if isinstance(held, MemberDescriptorType)
+    ]
+
+
+def _is_read(function: FunctionType) -> bool:
     """Whether a function is not the framework's; one from `python -c` or `exec` has no file."""
     filename = function.__code__.co_filename
     if filename == "<string>":
         return str(function.__globals__.get("__name__")).split(".")[0] != "weft"
     return not is_internal(filename)
+
+
+def _is_installed(module: ModuleType) -> bool:
+    """Whether a module is a library's, whose variables are not the user's to change."""
+    filename = getattr(module, "__file__", None)
+    is_built_in = module.__name__.split(".")[0] in {*sys.builtin_module_names, *_OTHERS}
+    return is_built_in or str(filename).startswith(_INSTALLED) or is_internal(str(filename))
 
 
 def _names(code: CodeType) -> set[str]:
@@ -247,13 +378,12 @@ def _names(code: CodeType) -> set[str]:
     return found
 
 
-def _holds_tensors(value: Any) -> bool:
-    return any(isinstance(leaf, Tensor) for leaf in trees.leaves(value))
-
-
-def _is_few(value: Any) -> bool:
-    """Whether a container holds a few plain values and tensors, and nothing else."""
-    if type(value) not in (list, tuple, dict) or len(value) > FEW:
-        return False
-    leaves = trees.leaves(value)
-    return len(leaves) <= FEW and all(type(x) in ATOMS or isinstance(x, Tensor) for x in leaves)
+def _texts(code: CodeType) -> set[str]:
+    """The words in a function that may be attributes: `getattr(x, "name")`."""
+    found: set[str] = set()
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found |= _texts(constant)
+        elif isinstance(constant, str) and constant.isidentifier():
+            found.add(constant)
+    return found

@@ -22,6 +22,7 @@ from dataclasses import replace
 from functools import partial, update_wrapper
 from inspect import signature
 from typing import Any
+from weakref import ref
 
 from weft.compiler.function.arguments import (
     PROGRAMS,
@@ -33,10 +34,18 @@ from weft.compiler.function.arguments import (
     sizes_of,
 )
 from weft.compiler.function.changing_values import ChangingValues
-from weft.compiler.function.closures import ATOMS, Plain, Read, closed_over, held_by, is_stateful
+from weft.compiler.function.closures import (
+    Outside,
+    closed_over,
+    held_by,
+    holds_objects,
+    is_stateful,
+    modules_in,
+)
 from weft.compiler.function.compiled_function import Compiled
 from weft.compiler.function.donation import expected_donations, gradients_beside
 from weft.compiler.function.fastcall.repeated_calls import RepeatedCalls
+from weft.compiler.function.plain_values import ATOMS, Plain
 from weft.compiler.function.program_cache import program, split_executable
 from weft.compiler.function.recording import Recording, record
 from weft.compiler.function.value_names import Names, names_of
@@ -94,9 +103,17 @@ class Jit:
         self._families: dict[Hashable, Family] = {}
         self._looked_at: dict[Hashable, frozenset[int]] = {}
         """For calls of one kind, arguments whose having a gradient matters."""
-        self._outside: list[Read] | None = None
+        self._outside: Outside | None = None
+        self._of_objects: dict[tuple[int, ...], tuple[Sequence[Any], Outside | None]] = {}
+        """What objects among the arguments hold, by these objects."""
+        self._identities: dict[Hashable, int] = {}
+        """A number for the functions and objects that were found in the variables outside."""
+        self._is_traced = False
+        """Whether it was traced since the variables outside were found: there may be others."""
         self._takes_objects = False
         """Whether an argument was once an object that may hold other values in each call."""
+        self._modules: set[type[Any]] = set()
+        """The classes of modules that were arguments."""
         self._counted: set[str] = set()
         """Plain variables that the function changes itself while it is traced."""
         self._changing = ChangingValues()
@@ -106,19 +123,22 @@ class Jit:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the compiled function, compiling it first if need be."""
-        if self._repeated.native is not None:
+        if self._is_traced:
+            self._is_traced, self._outside, self._of_objects = False, None, {}
+            self._repeated.forget_native()
+        elif self._repeated.native is not None:
             result = self._repeated.native(*args, **kwargs)
             if result is not None:
                 return result
         outside = self.values_outside(args, kwargs)
-        recognised = self._repeated.recognise(args, kwargs, outside)
+        recognised = self._repeated.recognise(args, kwargs, outside, self._reads_nothing_else)
         if recognised is not None:
             run, handles = recognised
             return run(handles)
         converted = arrays_as_tensors(args, kwargs)
         if converted is not None:
             return self(*converted[0], **converted[1])
-        if self._starts_with_objects(args, kwargs):
+        if self._looks_further(args, kwargs):
             outside = self.values_outside(args, kwargs)
         key = self._repeated.key(args, kwargs, outside)
         call, before = self._read(args, kwargs), len(self.compilations)
@@ -133,50 +153,76 @@ class Jit:
         """A method of an object, where the function was compiled as one of its class."""
         return self if instance is None else BoundJit(self, instance)
 
-    def _values(self) -> list[Any]:
-        """What the function closes over holds now."""
-        if self._outside is None:
-            self._outside = closed_over(self._f)
-        return [read() for read in self._outside]
+    def _reads_nothing_else(self) -> bool:
+        """Whether calls depend on their arguments alone."""
+        return not self._takes_objects and self._variables().is_empty
+
+    def _variables(self) -> Outside:
+        """The variables that the function closes over."""
+        outside = self._outside
+        if outside is None or not outside.is_valid():
+            outside = self._outside = closed_over(self._f, self._modules).drop_plain(self._counted)
+        return outside
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         args, kwargs = arrays_as_tensors(args, kwargs) or (args, kwargs)
-        self._starts_with_objects(args, kwargs)
+        self._looks_further(args, kwargs)
         call = read_call(args, kwargs, self.values_outside(args, kwargs))
         call.distinguish(self._looked_at.get(call.kind, frozenset()))
         return call
 
     def values_outside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """What the function closes over, and what objects among its arguments hold."""
-        if not self._takes_objects:
-            return self._values()
-        return [*self._values(), *(read() for read in self._reads_of_objects(args, kwargs))]
-
-    def _starts_with_objects(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether this call is the first one with objects, which all later ones look into."""
+        found = [self._variables()]
         if self._takes_objects:
-            return False
-        self._takes_objects = any(is_stateful(x) for x in trees.leaves((args, kwargs)))
-        return self._takes_objects
+            found.append(self._variables_of_objects(args, kwargs))
+        values = [value for outside in found for value in outside.values()]
+        return values + [self._identity(each) for each in found if each.identity != ()]
 
-    def _reads_of_objects(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Read]:
-        """How to read what is held by arguments that are objects of the user's own classes."""
-        objects = [x for x in trees.leaves((args, kwargs)) if is_stateful(x)]
-        reads = held_by(objects, self._f) if objects else []
-        return [read for read in reads if not self._is_counted(read)]
+    def _identity(self, outside: Outside) -> int:
+        number = self._identities.get(outside.identity)
+        if number is None:
+            number = self._identities[outside.identity] = len(self._identities)
+        return number
+
+    def _looks_further(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether arguments are the first ones of a class, which later calls look into, too."""
+        modules = modules_in((args, kwargs)) - self._modules
+        if modules:
+            self._modules |= modules
+            self._outside = None
+        has_objects = not self._takes_objects and holds_objects((args, kwargs))
+        self._takes_objects = self._takes_objects or has_objects
+        return bool(modules) or has_objects
+
+    def _variables_of_objects(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outside:
+        """What is held by arguments that are objects of the user's own classes."""
+        leaves = trees.leaves((args, kwargs), trees.is_registered)
+        objects = [x for x in leaves if trees.is_registered(x) or is_stateful(x)]
+        key = (*map(id, objects),)
+        owners, outside = self._of_objects.get(key, ((), None))
+        is_known = all(owner() is x for owner, x in zip(owners, objects, strict=False))
+        if outside is None or not is_known or not outside.is_valid():
+            if len(self._of_objects) >= PROGRAMS:
+                self._of_objects.clear()
+            outside = held_by(objects, self._f).drop_plain(self._counted)
+            self._of_objects[key] = [*map(_reference, objects)], outside
+        return outside
 
     def _plain_values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The numbers and text that a call is given or reads from outside, by name."""
-        reads = [*(self._outside or ()), *self._reads_of_objects(args, kwargs)]
-        values = {read.name: read() for read in reads if isinstance(read, Plain)}
+        values = {read.name: read() for read in self._plain_reads(args, kwargs)}
         try:
             values |= signature(self._f).bind(*args, **kwargs).arguments
         except (TypeError, ValueError):  # of a function that has no signature
             values |= kwargs
         return {name: value for name, value in values.items() if type(value) in ATOMS}
 
-    def _is_counted(self, read: Read) -> bool:
-        return isinstance(read, Plain) and read.name in self._counted
+    def _plain_reads(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plain]:
+        found = [self._variables()]
+        if self._takes_objects:
+            found.append(self._variables_of_objects(args, kwargs))
+        return [read for each in found for read in each.reads if isinstance(read, Plain)]
 
     def graph(self, *args: Any, **kwargs: Any) -> Graph:
         """The graph of a call with these arguments; nothing is run."""
@@ -312,20 +358,17 @@ class Jit:
         return recording
 
     def _record_call(self, call: Call, types: Sequence[TensorType]) -> Recording:
-        plain = [
-            (read, read.key())
-            for read in (*(self._outside or ()), *self._reads_of_objects(call.args, call.kwargs))
-            if isinstance(read, Plain)
-        ]
+        plain = [(read, read.key()) for read in self._plain_reads(call.args, call.kwargs)]
         recording = record(
             call.handles, lambda: self._f(*call.args, **call.kwargs), types, call.device
         )
         changed = {read.name for read, key in plain if key is not None and read.key() != key}
         if changed:
             self._counted |= changed
-            self._outside = [read for read in self._outside or () if not self._is_counted(read)]
+            self._outside, self._of_objects = self._variables().drop_plain(changed), {}
             call.kind = self._read(call.args, call.kwargs).kind
             call.distinguish(self._looked_at.get(call.kind, frozenset()))
+        self._is_traced = True
         return recording
 
     def _make_program(
@@ -383,8 +426,9 @@ def jit(
     Arguments are trees of tensors and of values that are part of the program's key. Tensors that
     the function rebinds (parameters, moments, gradients, the generator's counter) are written back.
     Whatever is no tensor is static; `static_argnames` may say so for readers. Python values that
-    the function closes over, and attributes of objects, count as they are at each call; NumPy
-    arrays of more than a few elements that are written to are better passed as arguments.
+    the function closes over, functions that it calls, and attributes of objects, classes and
+    modules that it names, count as they are at each call; NumPy arrays of more than a few elements
+    that are written to are better passed as arguments.
 
     With a budget such as `memory="300MB"` the program computes values twice instead of keeping
     them, until what `step.memory(...).peak` says fits; it is then compiled for each size by itself.
@@ -406,6 +450,14 @@ def jit(
     for name in static_argnames:
         _check_parameter(f, name)
     return Jit(f, budget)
+
+
+def _reference(value: Any) -> Callable[[], Any]:
+    """What gives an object as long as it is there; one that knows no references is kept."""
+    try:
+        return ref(value)
+    except TypeError:
+        return lambda: value
 
 
 def _check_parameter(f: Callable[..., Any], name: str) -> None:

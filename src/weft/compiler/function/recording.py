@@ -179,8 +179,10 @@ class StateTrace(GraphTrace):
         place = argument_place(handle)
         lift(handle)
         handle._value = self.input(kind, source, place)
-        if handle._node is not None:
-            handle._node = Leaf(handle)
+        node = handle._node
+        if node is not None:
+            handle._node = leaf = Leaf(handle)
+            leaf.hooks = [*node.hooks] if type(node) is Leaf and node.hooks else None
         if handle._grad is not None:
             of_gradient = Source(source.argument, source.handle, gradient=True)
             handle._grad = wrap(self.input(kind, of_gradient, place))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from inspect import unwrap
 from itertools import count
 from operator import attrgetter
@@ -132,6 +132,8 @@ def compile_unit(
         return None
     if not found.is_silent:
         return None
+    if compilations.values_outside(given, named) and not sources:
+        return partial(_run_anew, compilations, given, named)
     places = [[*map(id, fresh)].index(id(handle)) for handle in call.handles]
     if found.places is not None and not sources:
         return UnitCall(found, [places[place] for place in found.places], len(fresh))
@@ -302,6 +304,20 @@ class UnitCall:
         arrays = [tensor._value for tensor in inputs]
         taped.attach(inputs, arrays, results, [result._value for result in results])
         return True
+
+
+def _run_anew(
+    compilations: Jit, args: tuple[Any, ...], kwargs: dict[str, Any], handles: Sequence[Tensor]
+) -> Any:
+    """Run a function of the user's that reads what may be another thing at each call."""
+    rest = iter(handles)
+
+    def put(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return next(rest)
+        return type(value)(map(put, value)) if type(value) in (tuple, list) else value
+
+    return compilations(*map(put, args), **{name: put(each) for name, each in kwargs.items()})
 
 
 def _run_checked(found: Compiled, places: Sequence[int], written: Sequence[int]) -> Run:

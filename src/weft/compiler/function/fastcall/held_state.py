@@ -44,6 +44,7 @@ from weft.core.settings import settings
 from weft.ir.autocast import AUTOCAST
 from weft.ir.call_keys import static_key
 from weft.ir.dispatch import OBSERVERS
+from weft.ir.tape import LEAF_HOOKS
 from weft.ir.tensor import Tensor, grad_mode, traces, wrap
 from weft.runtime.object_words import DICT, END, LIST, WORD, places
 
@@ -170,6 +171,7 @@ class HeldStep:
         "_ended",
         "_fixed",
         "_found",
+        "_hooks",
         "_mode",
         "_moved",
         "_outside",
@@ -188,6 +190,7 @@ class HeldStep:
         assert same is not None
         self._found, self._program, self._rules = found, found.program, found.rules
         self._mode, self._autocast = grad_mode.enabled, AUTOCAST.get()
+        self._hooks = LEAF_HOOKS.count
         self._arguments, self._outside, self._state = known.arguments, known.outside, known.state
         self._sources, self._renewed, self._moved = known.sources, known.renewed, known.moved
         self._donated: list[Donation] = list(found.donated.values())
@@ -226,6 +229,7 @@ class HeldStep:
         return (
             grad_mode.enabled is self._mode
             and AUTOCAST.get() is self._autocast
+            and LEAF_HOOKS.count == self._hooks
             and self._found.program is self._program
             and self._found.rules is self._rules is rewrites()
             and settings.compiler

@@ -29,6 +29,7 @@ from weft.core import trees
 from weft.core.arrays import HostArray, is_host
 from weft.core.sharing import is_lent
 from weft.ir.autocast import AUTOCAST
+from weft.ir.tape import LEAF_HOOKS
 from weft.ir.tensor import Tensor, grad_mode
 
 
@@ -51,8 +52,8 @@ class KnownCall:
     """What the arguments of a call were, and the program that it ran."""
 
     __slots__ = (
-        "_autocast", "_described", "_ended", "_fixed", "_is_pure", "_mode", "_places", "_quick",
-        "_refs", "_same", "_words", "found",
+        "_autocast", "_described", "_ended", "_fixed", "_hooks", "_is_pure", "_mode", "_places",
+        "_quick", "_refs", "_same", "_words", "found",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +68,7 @@ class KnownCall:
         self.found, self._described, self._is_pure = found, described, found.is_pure(handles)
         self._same = same
         self._mode, self._autocast = grad_mode.enabled, AUTOCAST.get()
+        self._hooks = LEAF_HOOKS.count
         are_all = found.places == [*range(len(handles))]
         self._places = None if are_all else found.places
         find = getattr(found.program, "quick_call", None)
@@ -84,7 +86,7 @@ class KnownCall:
         values = (*args, *outside) if outside else args
         if len(values) != len(self._described) or grad_mode.enabled is not self._mode:
             return None
-        if AUTOCAST.get() is not self._autocast:
+        if AUTOCAST.get() is not self._autocast or LEAF_HOOKS.count != self._hooks:
             return None
         handles: list[Tensor] = []
         given: list[Tensor] = []

@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.targets.target import default_target
-from weft.core.trees import Counts
-from weft.core.unchanged import QUICKER, Held
+from weft.core.unchanged import QUICKER, ChangeCount, Held
 from weft.ir.tensor import Tensor, wrap
 from weft.runtime.object_words import DICT, END, LIST, WORD, places
 
@@ -63,14 +62,20 @@ def container_words(held: Sequence[Held]) -> list[int]:
     return words
 
 
-def count_words(counts: Counts) -> list[int]:
-    """The words, without an end, of an object that counts: while it holds this very number."""
-    kind = type(counts)
-    made = [kind() for _ in range(3)]
+def count_words(changes: ChangeCount, number: int) -> list[int]:
+    """The words, without an end, of a count of changes: while it is this very object.
+
+    That must stay alive, or another number may come to lie where it is.
+    """
+    return [WORD, id(changes) + _count_place(), id(number)]
+
+
+@cache
+def _count_place() -> int:
+    made = [ChangeCount() for _ in range(3)]
     for n, each in enumerate(made):
         each.count = 1 << 40 + n  # whose object nothing else holds
-    place = places(made, ctypes.c_int64, lambda each: id(each.count))[0]
-    return [WORD, id(counts) + place, id(counts.count)]
+    return places(made, ctypes.c_int64, lambda each: id(each.count))[0]
 
 
 def tensor_words(handles: Sequence[Tensor]) -> Array:

@@ -28,6 +28,7 @@ from weft.compiler.function.fastcall.memory_words import (
 )
 from weft.core import trees
 from weft.core.sharing import is_lent
+from weft.ir.tape import LEAF_HOOKS
 from weft.ir.tensor import Tensor
 from weft.runtime.object_words import END
 
@@ -37,10 +38,14 @@ Array = np.ndarray[Any, Any]
 class ModuleState:
     """The tensors of modules, by what tells that all of them are as they were; none is held."""
 
-    __slots__ = ("__weakref__", "_refs", "arrays", "handles", "is_alive", "words")
+    __slots__ = ("__weakref__", "_counts", "_refs", "arrays", "handles", "is_alive", "words")
 
     def __init__(
-        self, memories: Sequence[trees.Memory], words: Sequence[int], inputs: Sequence[Tensor]
+        self,
+        memories: Sequence[trees.Memory],
+        words: Sequence[int],
+        inputs: Sequence[Tensor],
+        counts: Sequence[int],
     ) -> None:
         fixed = [tensor for memory in memories for tensor in memory.children]
         own = {*map(id, fixed)}
@@ -50,6 +55,7 @@ class ModuleState:
         """Of each input of a program the address of the array that it is, or 0 for another one."""
         self.words = np.array([*words, *tensor_words(fixed)[:-1].tolist(), END], np.int64)
         """See `weft.runtime.object_words`."""
+        self._counts = counts  # their objects must live, so that no other one is where they are
         self.is_alive = is_alive = np.ones(1, np.int64)
         """0 once an object that the words speak of is no more."""
 
@@ -62,7 +68,8 @@ class ModuleState:
 def module_state(objects: Sequence[Any], inputs: Sequence[Tensor]) -> ModuleState | None:
     """What is told of modules whose tensors are inputs; None where they do not say all of it."""
     memories: list[trees.Memory] = []
-    words: list[int] = []
+    counts = [LEAF_HOOKS.count]
+    words = count_words(LEAF_HOOKS, counts[0])
     for each in objects:
         parts = trees.take_apart(each)
         memory = None if parts is None else parts.memory
@@ -70,6 +77,7 @@ def module_state(objects: Sequence[Any], inputs: Sequence[Tensor]) -> ModuleStat
         if memory is None or held is None or any(is_lent(x._value) for x in memory.children):
             return None
         memories.append(memory)
-        words += container_words(held[0])
-        words += count_words(held[1])
-    return ModuleState(memories, words, inputs)
+        containers, changes = held
+        counts.append(changes.count)
+        words += container_words(containers) + count_words(changes, counts[-1])
+    return ModuleState(memories, words, inputs, counts)

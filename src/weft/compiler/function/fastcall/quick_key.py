@@ -19,7 +19,8 @@ from weft.compiler.function.arguments import shared_places
 from weft.core import trees
 from weft.core.arrays import CONCRETE, HostArray
 from weft.ir.autocast import AUTOCAST
-from weft.ir.call_keys import number_key
+from weft.ir.call_keys import number_key, static_key
+from weft.ir.tape import node_key
 from weft.ir.tensor import Tensor, grad_mode
 
 ATOMS = frozenset([bool, int, str, type(None)])
@@ -37,7 +38,7 @@ def quick_key(
             return None
         if kwargs:
             names = sorted(kwargs)
-            key += (None, *names)
+            key += (None, *kwargs)
             if not collect([kwargs[name] for name in names], key, handles):
                 return None
         if outside:
@@ -63,11 +64,13 @@ def collect(values: Iterable[Any], key: list[Any], handles: list[Tensor]) -> boo
                     return False
                 key.append(value.device)
             handles.append(x)
-            key += (value.dtype, value.shape, x._node is None, x._grad is None)
+            key += (value.dtype, value.shape, node_key(x._node), x._grad is None)
         elif kind in ATOMS:
             key += (kind, x)
         elif (parts := trees.take_apart(x)) is not None:
-            key += (kind, parts.keys, parts.static)
+            key += (kind, parts.keys, None if parts.static is None else static_key(parts.static))
+            if parts.order:  # a dictionary: functions may go through it
+                key += (parts.order, *map(type, parts.order))
             if not collect(parts.children, key, handles):
                 return False
         elif isinstance(x, Tensor):

@@ -51,9 +51,16 @@ class RepeatedCalls:
         """How many calls native code had found when that was last looked at."""
 
     def recognise(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], outside: Sequence[Any]
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        outside: Sequence[Any],
+        is_closed: Callable[[], bool] = lambda: False,
     ) -> tuple[Run, list[Any]] | None:
-        """What runs this call, and what it is given, if one just like it was made before."""
+        """What runs this call, and what it is given, if one just like it was made before.
+
+        is_closed: whether it reads nothing but its arguments, so that native code may know it.
+        """
         if not settings.fastcall:
             return None
         step = self.step
@@ -86,7 +93,7 @@ class RepeatedCalls:
             if found.recording.writes and on_card:
                 return partial(self._run_step, args, outside, found), handles
             self.last = known_call(args, outside, handles, found)
-            if self.last is not None and not outside:
+            if self.last is not None and not outside and is_closed():
                 self._tell_native(key, args, handles, found)
         return found, handles
 
@@ -94,6 +101,11 @@ class RepeatedCalls:
     def native(self) -> Callable[..., Any] | None:
         """What gives the result of a call that native code knows, or None; where it knows any."""
         return self._native.recall
+
+    def forget_native(self) -> None:
+        """Let native code know no call any more."""
+        if self._told:
+            self._native, self._told, self._hits = NativeCalls(is_strict=True), {}, 0
 
     def _tell_native(
         self, key: Hashable, args: tuple[Any, ...], handles: Sequence[Tensor], found: Compiled
@@ -113,13 +125,13 @@ class RepeatedCalls:
         if not is_one_value or not are_plain or not found.is_pure(handles):
             return
         inputs = [handles[place] for place in found.places or ()]
-        state = module_state(modules, inputs) if modules else None
+        state = module_state(modules, inputs)
         numbers = {id(x): place for place, x in enumerate(inputs)}
         order = [numbers[id(x)] for x in given if id(x) in numbers]
         if before is not None:
             before.is_alive[0] = 0  # a module holds something else now
-        if (state is not None or not modules) and len(order) == len(given):
-            self._told[call] = state
+        if state is not None and len(order) == len(given):
+            self._told[call] = state if modules else None
             self._native.add(args, {}, found, inputs, order, state)
 
     def _run_step(
