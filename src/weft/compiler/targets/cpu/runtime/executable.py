@@ -62,6 +62,8 @@ BOUND = 32
 
 SHARED = Arena()
 """The memory of programs that share it: each takes a block for a run, and gives it back."""
+RUNS = 2
+"""How often a program runs by the short way before it is made one native function."""
 Shapes = tuple[tuple[int, ...], ...]
 Ready = tuple[Tables, Array, list[tuple[Any, Any]], Sizes]
 """Tables that are in place, the block of the later calls, the outputs, and the sizes."""
@@ -103,6 +105,10 @@ class CpuExecutable(ABC):
         """The same for a program without symbols."""
         self._shares = False
         """Whether it takes its memory from what programs share."""
+        self._native: NativeRun | None = None
+        """What runs the program without the way here, for arrays of the kinds that it was given."""
+        self._runs_before_native = RUNS
+        """How often the program is still run before that is made; 0 once it was tried."""
 
     @abstractmethod
     def root(self, value: Value) -> Value:
@@ -148,7 +154,9 @@ class CpuExecutable(ABC):
     ) -> list[Array]:
         """See `Executable`."""
         if not donated and not reused:
-            made = self._run_ready(arrays)
+            made = None if self._native is None else self._native.run(arrays)
+            if made is None:
+                made = self._run_ready(arrays)
             if made is not None:
                 return made
         thread = get_ident()
@@ -179,8 +187,14 @@ class CpuExecutable(ABC):
         """
         if not self._is_direct or not self._are_new:
             return None
-        native = None if self.symbols else self.native_run(arrays)
-        return self._run_ready if native is None else native.run
+        self._remember_natively(arrays)
+        return self._run_ready if self._native is None else self._native.run
+
+    def _remember_natively(self, arrays: Sequence[Array]) -> None:
+        """Let later runs be one native function, where the program can be and has no symbols."""
+        self._runs_before_native = 0
+        if self._native is None and not self.symbols:
+            self._native = self.native_run(arrays)
 
     def native_run(self, arrays: Sequence[Array]) -> NativeRun | None:
         """The program for arrays of these kinds as one native function, once it was run for them.
@@ -237,6 +251,10 @@ class CpuExecutable(ABC):
                 raise
             finally:
                 self._leave()
+            if self._runs_before_native:
+                self._runs_before_native -= 1
+                if not self._runs_before_native:
+                    self._remember_natively(arrays)
         return outputs if said else None
 
     def _give_up(self) -> None:
@@ -436,7 +454,7 @@ class CpuExecutable(ABC):
         with self._lock:
             self._forget()
             self._forget_ready()
-            self._block = self._launched = None
+            self._block = self._launched = self._native = None
             self._tables.clear()
             self._spare.clear()
 
