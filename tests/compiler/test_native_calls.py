@@ -21,6 +21,7 @@ from weft.compiler.targets.cpu.runtime.entry_points import entries
 from weft.core.errors import BoundsError
 from weft.core.wrong_calls import RECALLS
 from weft.ir.eager import unit
+from weft.ir.primitive import PRIMITIVES
 
 Recall = Callable[..., Any]
 
@@ -234,6 +235,32 @@ def test_operations_have_the_bits_and_gradients_of_the_reference(name: str) -> N
                 np.testing.assert_allclose(
                     got.grad.numpy(), wanted.grad.numpy(), rtol=1e-5, atol=1e-6
                 )
+
+
+PUBLIC = [name for name in PRIMITIVES if hasattr(wf, name)]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_samples_of_every_primitive_have_the_bits_of_python_s_way(name: str) -> None:
+    wf.settings.eager_elements = 0  # so that single operations of any size run compiled
+    f = getattr(wf, name)
+    for sample in PRIMITIVES[name].samples():
+        given = [wf.tensor(np.asarray(each)) for each in sample.operands]
+        with_gaps = [wf.ir.tensor.wrap(np.asfortranarray(x.numpy())) for x in given]
+        for operands in (given, with_gaps):
+            try:
+                f(*operands, **sample.params)
+            except (TypeError, wf.WeftError):  # the function is not called as its primitive is
+                continue
+            with wf.settings.changed(print_precision=3):  # no setting of these calls
+                expected = all_bits(f(*operands, **sample.params))
+            for _ in range(4):
+                assert all_bits(f(*operands, **sample.params)) == expected
+
+
+def all_bits(result: Any) -> list[Any]:
+    results = result if isinstance(result, tuple | list) else [result]
+    return [bits(each) if isinstance(each, wf.Tensor) else each for each in results]
 
 
 def test_a_compiled_function_of_tensors_is_known_natively() -> None:
