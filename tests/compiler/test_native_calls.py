@@ -100,6 +100,16 @@ def test_anything_else_than_what_was_given_goes_python_s_way() -> None:
     assert recall() is None
 
 
+def test_an_argument_counts_with_its_name() -> None:
+    x, y = tensors((4, 40), (4, 40))
+    number = 3.5
+    function, recall = native_form(scaled, x, y, shift=number)
+    assert bits(recall(x, y, shift=number)) == bits(function(x, y, shift=number))
+    assert recall(x, y, scale=number) is None
+    assert recall(x, y, number) is None
+    assert recall(x, shift=number, y=y) is None
+
+
 def test_a_truth_value_is_no_number() -> None:
     x, y = tensors((4, 40), (4, 40))
     _, recall = native_form(scaled, x, y, 1)
@@ -476,7 +486,7 @@ def test_workspace_is_freed_and_large_programs_go_python_s_way() -> None:
 
 
 def test_threads_share_what_is_known() -> None:
-    x, y = tensors((16, 64), (16, 64))
+    x, y = tensors((256, 256), (256, 256))  # so that several are at work at once
     function, recall = native_form(scaled, x, y)
     operands = [(x * n, y + n) for n in range(4)]
     expected = [bits(function(a, b)) for a, b in operands]
@@ -485,7 +495,7 @@ def test_threads_share_what_is_known() -> None:
     def work(n: int) -> Callable[[], None]:
         def run() -> None:
             a, b = operands[n]
-            for _ in range(times(300)):
+            for _ in range(times(100)):
                 made = recall(a, b)
                 if made is not None:
                     found.append(n)
