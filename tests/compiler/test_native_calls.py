@@ -486,8 +486,11 @@ def test_workspace_is_freed_and_large_programs_go_python_s_way() -> None:
 
 
 def test_threads_share_what_is_known() -> None:
-    x, y = tensors((256, 256), (256, 256))  # so that several are at work at once
-    function, recall = native_form(scaled, x, y)
+    def read_late(x: wf.Tensor, y: wf.Tensor) -> wf.Tensor:
+        return wf.cumulative_sum(wf.sort(x, axis=1), axis=0) * y
+
+    x, y = tensors((128, 256), (128, 256))  # so that several are at work at once
+    function, recall = native_form(read_late, x, y)
     operands = [(x * n, y + n) for n in range(4)]
     expected = [bits(function(a, b)) for a, b in operands]
     found: list[int] = []
