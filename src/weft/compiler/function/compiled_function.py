@@ -262,6 +262,11 @@ class Compiled:
         inputs = [handles[place] for place in self.places]
         return self._is_plain(inputs, [x._value for x in inputs])
 
+    def runs_plainly(self, handles: Sequence[Tensor]) -> bool:
+        """Whether a call with these tensors asks for nothing but values."""
+        inputs = [source.read(handles) for source in self.recording.sources]
+        return self._is_plain(inputs, [x._value for x in inputs])
+
     def _is_plain(self, inputs: Sequence[Tensor], arrays: Sequence[Any]) -> bool:
         """Whether nothing but the values is asked for: no transform, no later derivative."""
         if not CONCRETE.issuperset(map(type, arrays)):

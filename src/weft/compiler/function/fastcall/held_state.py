@@ -1,6 +1,6 @@
 """A step that writes all its state where it is: from call to call only its arguments differ.
 
-A training step reads and writes every parameter, moment and gradient. On a card all of them are
+A training step reads and writes every parameter, moment and gradient. Nearly all of them are
 written in place, so that after a call each tensor holds the very array that it held before. While
 that is so, and nobody else holds these arrays, a call needs no key, no look at each tensor, and
 little is written back: some words of memory are compared in one native call, and the program runs.
@@ -26,7 +26,11 @@ from weakref import ref
 import numpy as np
 
 from weft.compiler.function.compiled_function import Compiled
-from weft.compiler.function.donation import reusable_gradients, writable_over
+from weft.compiler.function.donation import (
+    objects_held_once,
+    reusable_gradients,
+    writable_over,
+)
 from weft.compiler.function.fastcall.memory_words import (
     VALUES,
     comparison,
@@ -172,6 +176,7 @@ class HeldStep:
         "_fixed",
         "_found",
         "_hooks",
+        "_kept_places",
         "_mode",
         "_moved",
         "_outside",
@@ -194,6 +199,8 @@ class HeldStep:
         self._arguments, self._outside, self._state = known.arguments, known.outside, known.state
         self._sources, self._renewed, self._moved = known.sources, known.renewed, known.moved
         self._donated: list[Donation] = list(found.donated.values())
+        self._kept_places = frozenset(output for output, _ in self._donated)
+        """The outputs that are written over the arrays of inputs, whose holders are counted."""
         self._same, self._words = same, words
         ended: list[bool] = []
         self._ended = ended
@@ -256,11 +263,28 @@ class HeldStep:
         return found.recording.rebuild([wrap(array) for array in outputs])
 
     def _write_moved(self, outputs: Sequence[Any]) -> None:
-        """Put outputs into the tensors whose arrays are other ones after each call."""
-        for output, owner, word in self._moved if outputs else ():
-            array = outputs[output]
-            owner()._value = array  # type: ignore[union-attr]
-            self._words[word] = id(array)
+        """Put outputs into the tensors whose arrays are other ones after each call.
+
+        Where one is that was to stay where it is, the next call is looked at as a whole again.
+        """
+        if not outputs:
+            return
+        replaced: list[Any] = []  # no variable holds what is in it: references are counted
+        for output, owner, word in self._moved:
+            handle = owner()
+            if handle is not None and handle._value is not outputs[output]:
+                replaced.append(handle._value)
+                handle._value = outputs[output]
+                self._words[word] = id(outputs[output])
+                if output in self._kept_places:
+                    self._ended.append(True)
+        for output, owner in self._renewed:
+            handle = owner()
+            if handle is not None and handle._grad._value is not outputs[output]:  # type: ignore[union-attr]
+                handle._grad = wrap(outputs[output])
+                self._ended.append(True)
+        for old in objects_held_once(replaced) if replaced else ():
+            self._program.recycle(old)  # type: ignore[union-attr]
 
 
 def _argument_key(x: Tensor) -> tuple[Any, ...]:
@@ -317,7 +341,8 @@ def held_step(
     """What can be told again of a call that was made just now; None where its state moves."""
     if comparison() is None or not counts_references() or not settings.in_place_updates:
         return None
-    if found.program is None or found.drawn is not None or not _is_free(found, handles):
+    is_usual = found.drawn is None and found.runs_plainly(handles)
+    if found.program is None or not is_usual or not _is_free(found, handles):
         return None
     known = _describe(args, outside, handles, found)
     if known is None or not _follow(known, found, handles):

@@ -21,7 +21,6 @@ from weft.compiler.function.fastcall.held_state import HeldStep, held_step
 from weft.compiler.function.fastcall.last_call import KnownCall, known_call
 from weft.compiler.function.fastcall.native_state import ModuleState, module_state
 from weft.compiler.function.fastcall.quick_key import ATOMS, quick_key
-from weft.compiler.targets.target import default_target
 from weft.core.settings import settings
 from weft.ir.eager import NativeCalls
 from weft.ir.tensor import Tensor
@@ -89,8 +88,7 @@ class RepeatedCalls:
         self._hits = hits
         if self._patience >= RENEWAL and not kwargs:
             self._patience -= RENEWAL
-            on_card = found.target is not default_target() and not found.spans_devices
-            if found.recording.writes and on_card:
+            if found.recording.writes and not found.spans_devices:
                 return partial(self._run_step, args, outside, found), handles
             self.last = known_call(args, outside, handles, found)
             if self.last is not None and not outside and is_closed():
@@ -141,9 +139,11 @@ class RepeatedCalls:
         found: Compiled,
         handles: Sequence[Tensor],
     ) -> Any:
-        """Run a call on a card, and remember it if its state stays where it is."""
+        """Run a call that writes state, and remember it: best as one whose state stays."""
         result = found(handles)
         self.step = held_step(args, outside, handles, found)
+        if self.step is None:
+            self.last = known_call(args, outside, handles, found)
         return result
 
     def _find(self, key: Hashable) -> Compiled | None:
