@@ -263,7 +263,9 @@ class Compiled:
         return self._is_plain(inputs, [x._value for x in inputs])
 
     def runs_plainly(self, handles: Sequence[Tensor]) -> bool:
-        """Whether a call with these tensors asks for nothing but values."""
+        """Whether a call with these tensors asks for nothing but values, and reads no gradients."""
+        if self._reads_gradients():
+            return False
         inputs = [source.read(handles) for source in self.recording.sources]
         return self._is_plain(inputs, [x._value for x in inputs])
 
