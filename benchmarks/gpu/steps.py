@@ -1,14 +1,13 @@
 """Training steps and eager operations on a card, beside PyTorch's.
 
-    python benchmarks/gpu/steps.py                all parts, each in a process of its own
-    python benchmarks/gpu/steps.py mlp            one part
+    python -m benchmarks.gpu.steps                all parts, each in a process of its own
+    python -m benchmarks.gpu.steps mlp            one part
 
 Times are wall-clock milliseconds of a step in a run of many, which ends with a wait for the card.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -331,5 +330,4 @@ PARTS = {
 }
 
 if __name__ == "__main__":
-    sys.path.insert(0, ".")
     run_parts(PARTS, __file__, 300)
