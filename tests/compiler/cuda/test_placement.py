@@ -80,7 +80,8 @@ def test_a_tensor_is_made_on_the_device_that_is_asked_for(card: HostCard, name: 
     here = MAKERS[name]("cpu")
     assert (there.device, here.device) == (wf.device("cuda"), CPU)
     assert there.type == here.type
-    np.testing.assert_array_equal(there.numpy(), here.numpy())
+    # numbers that are drawn there are made by NumPy's logarithm here
+    np.testing.assert_allclose(there.numpy(), here.numpy(), rtol=1e-6)
 
 
 def test_tensors_go_to_a_card_and_back_by_the_names_of_other_libraries(card: HostCard) -> None:
@@ -164,7 +165,7 @@ def test_memory_that_runs_out_names_the_largest_tensors_and_the_process_goes_on(
             lambda: held[1].to("cpu").to("cuda").reshape(-1, 1) + wf.ones((1, 3000), device="cuda"),
             lambda: wf.jit(lambda x: wf.exp(x[:, :, None] + wf.ones(3000)))(held[1]),
         ):
-            with pytest.raises(wf.OutOfMemoryError, match="the card has no room for") as caught:
+            with pytest.raises(wf.OutOfMemoryError, match="cuda:0 has no room for") as caught:
                 make()
             text = str(caught.value)
             assert "f32[300, 1000] (1.1 MiB)" in text

@@ -58,7 +58,7 @@ from weft.ops.indexing import gather
 from weft.ops.logic import logical_and, logical_not, logical_or
 from weft.ops.movement import broadcast_to, reshape, slice_
 from weft.ops.operands import as_tensor, convert_to, scalar_tensor
-from weft.ops.placement import default_device_here, on_device, takes_device
+from weft.ops.placement import default_device_here, draws_on_device, on_device, takes_device
 from weft.ops.selection import where
 from weft.ops.sorting import argsort, searchsorted
 from weft.ops.special import lgamma
@@ -146,7 +146,7 @@ def _check_range(op: str, low: int, high: int, dtype: DType) -> None:
         )
 
 
-@takes_device
+@draws_on_device
 def bernoulli(p: Any = 0.5, shape: Any = None, *, key: Key = None, device: Any = None) -> Tensor:
     """True with the chance `p`, which is a number or a tensor.
 

@@ -9,30 +9,28 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from weft.core.arrays import can_compute_on, device_of, is_concrete, is_host
-from weft.core.devices import CPU, Device
-from weft.core.dtypes import DEFAULT_FLOAT, uint32, uint64
+from weft.core.devices import CPU
+from weft.core.dtypes import DEFAULT_FLOAT, uint64
 from weft.core.errors import DTypeError
 from weft.core.shapes import check_shape
 from weft.ir.constants import beside_operands
 from weft.ir.eager import unit
-from weft.ir.number_arrays import counted_part, kept_array, number_array
+from weft.ir.number_arrays import kept_array, number_array
 from weft.ir.reverse import zeros
 from weft.ir.tensor import Tensor, traces, wrap
 from weft.ops.arithmetic import divide
 from weft.ops.composed.random_discrete import SHARE, Key, bernoulli, is_share
-from weft.ops.composed.random_keys import key_or_next, require
+from weft.ops.composed.random_keys import key_of_draw, key_or_next, require
 from weft.ops.operands import as_number, as_tensor
-from weft.ops.placement import takes_device
-from weft.ops.random_bits import FOLD, GENERATOR, fold_key, random_bits
+from weft.ops.placement import draws_on_device
+from weft.ops.random_bits import GENERATOR, fold_key
 from weft.ops.selection import where
 
 __all__ = ["dropout", "dropout_mask"]
 
 
-@takes_device
+@draws_on_device
 def dropout_mask(shape: Any, p: float = 0.5, *, key: Key = None, device: Any = None) -> Tensor:
     """True where an element stays: each is dropped with the chance `p`.
 
@@ -90,20 +88,9 @@ def _drop_now(x: Tensor, share: float, key: Key) -> Tensor:
     if number is None:
         return _drop_elements(x, stays, scale, base)
     if device is not CPU and can_compute_on(device) and is_host(base._value):
-        return _drop_elements(x, stays, scale, wrap(_key_of_draw(base._value, number, device)))
+        return _drop_elements(x, stays, scale, wrap(key_of_draw(base._value, number, device)))
     drawn = wrap(number_array(number, uint64.numpy, device))
     return _drop_drawn(x, stays, scale, wrap(kept_array(base._value, device)), drawn)
-
-
-def _key_of_draw(base: Any, number: int, device: Device) -> Any:
-    """The key of a draw on a device, which needs no launch: keys are copied there in blocks."""
-
-    def rows(numbers: Any) -> Any:
-        keys = np.broadcast_to(base, (*numbers.shape, 2))
-        folded = random_bits.reference(keys, numbers, shape=(2,), dtype=uint32, domain=FOLD)
-        return np.tile(folded, 2)  # 16 bytes
-
-    return counted_part(number, ("key", base.tobytes()), rows, device, (2,))
 
 
 @unit
