@@ -169,12 +169,12 @@ def test_layers_begin_with_the_weights_of_the_host(card: HostCard) -> None:
     random.seed(1)
     wanted = wf.nn.Linear(3, 4).weight
     random.seed(1)
-    card.modules.clear()
+    known = len(card.modules)
     assert_same(wf.nn.Linear(3, 4, device="cuda").weight.detach(), wanted.detach())
     random.seed(1)
     with wf.default_device("cuda"):
         assert_same(wf.nn.Linear(3, 4).weight.detach(), wanted.detach())
-    assert not card.modules  # nothing was compiled for it
+    assert len(card.modules) == known  # nothing was compiled for it
 
 
 @pytest.mark.parametrize("name", ["normal", "exponential", "gumbel"])
