@@ -50,6 +50,7 @@ from weft.ops.composed.random_keys import (
     read_parameters,
     require,
 )
+from weft.ops.composed.random_programs import compile_draws
 from weft.ops.composed.statistics import any as any_holds
 from weft.ops.composed.statistics import argmax, cumulative_sum
 from weft.ops.elementary import exp, log, log1p, sqrt
@@ -75,7 +76,10 @@ SHARE = "0 <= p <= 1"
 # --- integers and truth values -----------------------------------------------------------------
 
 
-@takes_device
+whole_words = compile_draws(drawn_bits)
+
+
+@draws_on_device
 def randint(
     low: Any, high: Any, shape: Any = (), *, dtype: Any = None, key: Key = None, device: Any = None
 ) -> Tensor:
@@ -104,7 +108,7 @@ def randint(
     require(op, np.less, "low < high", f"wf.{op}(0, 10, shape)", low=low, high=high)
     if type(low) is int and type(high) is int:
         _check_range(op, low, high, target)
-    words = drawn_bits(key_or_next(op, key), check_shape(op, shape), uint64)
+    words = whole_words(key_or_next(op, key), check_shape(op, shape), uint64)
     span = subtract(convert_to(last, uint64), convert_to(first, uint64))
     return add(convert_to(remainder(words, span), target), convert_to(first, target))
 
