@@ -163,6 +163,7 @@ def eager_open(count: int = 300) -> None:
         "dropout": lambda: wf.nn.functional.dropout(x, 0.1),
         "x[:, t]": lambda: x[:, _next_number(number, steps)],
         "zeros": lambda: wf.zeros((64, 64), device="cuda"),
+        "normal": lambda: wf.random.normal((64, 64), device="cuda"),
         "read": lambda: x.numpy(),
     }
     theirs: dict[str, Callable[[], object]] = {}
@@ -176,6 +177,7 @@ def eager_open(count: int = 300) -> None:
             "dropout": lambda: torch.nn.functional.dropout(t, 0.1),
             "x[:, t]": lambda: t[:, _next_number(number, steps)],
             "zeros": lambda: torch.zeros((64, 64), device="cuda"),
+            "normal": lambda: torch.randn((64, 64), device="cuda"),
             "read": lambda: t.cpu(),
         }
     except (ImportError, AssertionError, RuntimeError):
