@@ -1,7 +1,7 @@
 """Generated attention against cuDNN's and flash attention, through PyTorch on the same card.
 
-    python benchmarks/gpu/attention.py                 all parts, each in a process of its own
-    python benchmarks/gpu/attention.py forward_speed   one part
+    python -m benchmarks.gpu.attention                 all parts, each in a process of its own
+    python -m benchmarks.gpu.attention forward_speed   one part
 
 Every element is compared with attention in float32 by PyTorch.
 """

@@ -1,7 +1,7 @@
 """Convolutions of ResNet-50 on a card, beside PyTorch's with channels last.
 
-    python benchmarks/gpu/convolutions.py              all parts, each in a process of its own
-    python benchmarks/gpu/convolutions.py layers       one part
+    python -m benchmarks.gpu.convolutions              all parts, each in a process of its own
+    python -m benchmarks.gpu.convolutions layers       one part
 
 Times are microseconds of one call in a run of many, each a graph: ours by the clock, PyTorch's by
 events. Below some 20 of them, ours is the time of the host.
@@ -9,7 +9,6 @@ events. Below some 20 of them, ours is the time of the host.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -104,5 +103,4 @@ def layers(batch: int = 128) -> None:
 PARTS = {"layers": layers}
 
 if __name__ == "__main__":
-    sys.path.insert(0, ".")
     run_parts(PARTS, __file__, 300)

@@ -1,7 +1,7 @@
 """Generated products against cuBLAS, through PyTorch on the same card.
 
-    python benchmarks/gpu/products.py            all parts, each in a process of its own
-    python benchmarks/gpu/products.py speed      one part
+    python -m benchmarks.gpu.products            all parts, each in a process of its own
+    python -m benchmarks.gpu.products speed      one part
 
 Every element is compared with PyTorch's product of the same operands in float32.
 """

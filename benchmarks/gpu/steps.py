@@ -1,14 +1,13 @@
 """Training steps and eager operations on a card, beside PyTorch's.
 
-    python benchmarks/gpu/steps.py                all parts, each in a process of its own
-    python benchmarks/gpu/steps.py mlp            one part
+    python -m benchmarks.gpu.steps                all parts, each in a process of its own
+    python -m benchmarks.gpu.steps mlp            one part
 
 Times are wall-clock milliseconds of a step in a run of many, which ends with a wait for the card.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -164,6 +163,7 @@ def eager_open(count: int = 300) -> None:
         "dropout": lambda: wf.nn.functional.dropout(x, 0.1),
         "x[:, t]": lambda: x[:, _next_number(number, steps)],
         "zeros": lambda: wf.zeros((64, 64), device="cuda"),
+        "normal": lambda: wf.random.normal((64, 64), device="cuda"),
         "read": lambda: x.numpy(),
     }
     theirs: dict[str, Callable[[], object]] = {}
@@ -177,6 +177,7 @@ def eager_open(count: int = 300) -> None:
             "dropout": lambda: torch.nn.functional.dropout(t, 0.1),
             "x[:, t]": lambda: t[:, _next_number(number, steps)],
             "zeros": lambda: torch.zeros((64, 64), device="cuda"),
+            "normal": lambda: torch.randn((64, 64), device="cuda"),
             "read": lambda: t.cpu(),
         }
     except (ImportError, AssertionError, RuntimeError):
@@ -331,5 +332,4 @@ PARTS = {
 }
 
 if __name__ == "__main__":
-    sys.path.insert(0, ".")
     run_parts(PARTS, __file__, 300)

@@ -50,35 +50,49 @@ def find_card(name: str) -> Device:
 
 def synchronize(device: Any = "cuda") -> None:
     """Wait for all that was started on a card; an error of its kernels is raised here."""
-    place = as_device(device)
+    number = _number_of(device)
     dlpack.collect_dropped(wait=True)
-    compute_stream(place.index).synchronize()
-    raise_faults(place.index)
+    compute_stream(number).synchronize()
+    raise_faults(number)
 
 
 def memory_stats(device: Any = "cuda") -> MemoryStats:
     """Bytes of a card: in all, free, held by the process, of these in use now and at most."""
-    place = as_device(device)
-    stats, arena = card(place.index).memory_stats(), compute_stream(place.index).arena
+    number = _number_of(device)
+    stats, arena = card(number).memory_stats(), compute_stream(number).arena
     return MemoryStats(stats.total, stats.free, stats.reserved, arena.used, arena.peak)
 
 
 def reset_peak_memory(device: Any = "cuda") -> None:
     """Let `memory_stats().peak` count from what is in use now."""
-    arena = compute_stream(as_device(device).index).arena
+    arena = compute_stream(_number_of(device)).arena
     arena.peak = arena.used
 
 
 def get_device_name(device: Any = "cuda") -> str:
     """What a card calls itself."""
-    return card(as_device(device).index).name
+    return card(_number_of(device)).name
 
 
 def release_memory(device: Any = "cuda") -> None:
     """Give memory that no tensor holds back to the system."""
+    number = _number_of(device)
+    compute_stream(number).arena.release()
+    card(number).release_memory()
+
+
+def _number_of(device: Any) -> int:
+    """The number of a card; an error for another device."""
     place = as_device(device)
-    compute_stream(place.index).arena.release()
-    card(place.index).release_memory()
+    if place.family != "cuda":
+        raise DeviceError(
+            "cuda",
+            "this is no card",
+            expected="'cuda', or 'cuda:0', 'cuda:1' and so on",
+            got={"device": str(place)},
+            fix="leave device= out, or pass device='cuda:0'",
+        )
+    return place.index
 
 
 __getattr__ = missing_from("wf.cuda", __all__)

@@ -58,6 +58,18 @@ def test_memory_that_is_not_there_is_an_error_and_the_process_goes_on() -> None:
     assert float((x + 1).sum()) == 1024 * 1024
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("name", ["uniform", "normal", "exponential", "gumbel"])
+def test_numbers_that_are_drawn_on_a_card_have_the_processors_bits(name: str, dtype: str) -> None:
+    draw = getattr(wf.random, name)
+    for count in (1, 1000, 100_003):
+        key = wf.random.key(count)
+        there, here = (draw((count,), key=key, dtype=dtype, device=d) for d in ("cuda", "cpu"))
+        most = 1e-13 if dtype == "float64" else 0  # its logarithm is another than the C library's
+        one, other = (each.numpy().astype(np.float64) for each in (there, here))
+        np.testing.assert_allclose(one, other, rtol=most, atol=most)
+
+
 def test_a_training_step_has_the_processors_losses() -> None:
     np.testing.assert_allclose(train("cuda", 50), train("cpu", 50), rtol=1e-3)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import re
@@ -18,6 +19,7 @@ from tests.mistakes.catalogue import MISTAKES
 from tests.mistakes.entry import Mistake
 
 import weft as wf
+from weft.core import errors
 from weft.core.errors import WeftError
 from weft.core.tracebacks import _install_in_notebook
 from weft.ir.tensor import traces
@@ -96,6 +98,16 @@ def test_an_error_survives_a_pickle(mistake: Mistake) -> None:
     assert type(again) is type(error)
     assert str(again) == str(error)
     assert again.__dict__ == error.__dict__
+
+
+def test_an_error_of_every_class_is_copied_and_survives_a_pickle() -> None:
+    classes = [each for each in vars(errors).values() if isinstance(each, type)]
+    found = [each for each in classes if issubclass(each, WeftError)]
+    assert len(found) > 10
+    for kind in found:
+        error = kind("op", "problem", expected="one", got={"x": 2}, fix="x = 1")
+        for again in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+            assert (type(again), str(again)) == (kind, str(error))
 
 
 @each_mistake

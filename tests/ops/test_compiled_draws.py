@@ -94,9 +94,11 @@ def test_a_draw_is_made_by_compiled_code_of_one_program_for_all_counts(
 
     compiled = []
     monkeypatch.setattr(random_bits, "_fill_many", refuse)
-    before = random_programs._program_of
+    before = random_programs._program_of_words
     monkeypatch.setattr(
-        random_programs, "_program_of", lambda *given: compiled.append(given) or before(*given)
+        random_programs,
+        "_program_of_words",
+        lambda *given: compiled.append(given) or before(*given),
     )
     for count in (5000, 4999, 300, 20, 2):
         assert wf.random.uniform((count,)).shape == (count,)
@@ -106,3 +108,13 @@ def test_a_draw_is_made_by_compiled_code_of_one_program_for_all_counts(
         pytest.raises(AssertionError, match="drawn by reference"),
     ):
         wf.random.uniform((4999,))
+
+
+def test_integers_are_those_of_the_reference_whatever_their_count() -> None:
+    key = wf.random.key(2**50 + 1)
+    every = wf.random.randint(-7, 2**40, (5003,), key=key).numpy()
+    with wf.settings.changed(eager="reference"):
+        np.testing.assert_array_equal(wf.random.randint(-7, 2**40, (5003,), key=key).numpy(), every)
+    for count in COUNTS[:8]:
+        few = wf.random.randint(-7, 2**40, (count,), key=key)
+        np.testing.assert_array_equal(few.numpy(), every[:count])

@@ -75,7 +75,8 @@ class WeftError(Exception):
 
 
 def _rebuild(kind: type[WeftError], fields: dict[str, object], text: str) -> WeftError:
-    error = kind.__new__(kind)
+    # not that of the class: MemoryError's makes none of its own subclasses that are others', too
+    error: WeftError = Exception.__new__(kind)
     error.__dict__.update(fields)
     error.args = (text,)
     return error

@@ -28,14 +28,18 @@ __all__ = ["Session"]
 
 
 class Session:
-    """Runs parts of a graph; `with wf.Session(graph) as session:` closes it at the end."""
+    """Runs parts of a graph; `with wf.Session(graph) as session:` closes it at the end.
 
-    def __init__(self, graph: Graph | wf.ir.Graph | None = None) -> None:
+    device: where values are and runs compute, and what is fed is moved to; the default device if
+    it is not said.
+    """
+
+    def __init__(self, graph: Graph | wf.ir.Graph | None = None, *, device: Any = None) -> None:
         chosen = entered_graph() if graph is None else graph
         chosen = Graph.of(chosen) if isinstance(chosen, wf.ir.Graph) else chosen
         if not isinstance(chosen, Graph):
             raise _no_graph(graph)
-        self.graph = chosen
+        self.graph, self.device = chosen, wf.device(device)
         self._values: dict[wf.ir.Variable, wf.Tensor] = {}
         self._plans: dict[Hashable, Plan] = {}
         self._is_open = True
@@ -113,7 +117,7 @@ class Session:
             raise _not_a_variable(variable)
         with wf.staging.suspend_building():
             kept = read_feed(cell.name, cell.variable.type, cell.variable.type.shape, value)
-            self._values[cell.variable] = kept.clone()
+            self._values[cell.variable] = self._own_copy(kept)
 
     def cell_values(self) -> list[wf.Tensor]:
         """The present values of all that the graph keeps, its large constants too."""
@@ -165,7 +169,7 @@ class Session:
             declared = getattr(tensor, "declared", kind.shape)
             given = read_feed(name, kind, declared, value)
             check_sizes(name, kind, given, sizes)
-            feeds[variable] = given
+            feeds[variable] = given.to(self.device)
         return feeds
 
     def _plan(self, fetched: Sequence[Fetched], feeds: Mapping[wf.ir.Variable, wf.Tensor]) -> Plan:
@@ -187,7 +191,7 @@ class Session:
                 self._follow(cell)
         tensors = [feeds[variable] for variable in plan.fed]
         tensors += [self._values[cell.variable] for cell in plan.cells]
-        tensors += next_key() if plan.draws else ()
+        tensors += [each.to(self.device) for each in next_key()] if plan.draws else ()
         return plan.run(tensors)
 
     def _begin(self, cells: Sequence[wf.staging.Cell]) -> None:
@@ -195,18 +199,23 @@ class Session:
         missing = [cell for cell in cells if cell.variable not in self._values]
         for cell in missing:
             if (value := wf.staging.held_value(cell)) is not None:
-                self._values[cell.variable] = value.clone()
+                self._values[cell.variable] = self._own_copy(value)
         computed = [cell for cell in missing if cell.variable not in self._values]
         if computed:
-            values = initial_values(self.graph, computed, dict(self._values))
+            known = {variable: value.to("cpu") for variable, value in self._values.items()}
+            values = initial_values(self.graph, computed, known)
             for cell, value in zip(computed, values, strict=True):
-                self._values[cell.variable] = value.clone()
+                self._values[cell.variable] = self._own_copy(value)
+
+    def _own_copy(self, value: wf.Tensor) -> wf.Tensor:
+        """A value in memory that nobody else holds, where the session computes."""
+        return value.to(self.device).clone()
 
     def _follow(self, cell: wf.staging.Cell) -> None:
         """Take a value written to the handle since the last run, as by `optimizer.lr = 0.01`."""
         value = wf.staging.held_value(cell)
         if value is not None:
-            self._values[cell.variable] = value
+            self._values[cell.variable] = value.to(self.device)
 
     def _check_open(self, op: str) -> None:
         if not self._is_open:

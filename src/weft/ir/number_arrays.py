@@ -28,7 +28,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 MOST_NUMBERS = 4096
 """How many numbers are kept on other devices before all are forgotten."""
-BLOCK, APART = 1024, 2
+BLOCK, ROW = 1024, 16
 """Whole numbers from 0 on come in blocks, of which each number is a part: so a counter is copied
 once in so many calls. Parts begin 16 bytes apart, where kernels may read vectors."""
 _kept: dict[tuple[Any, ...], Any] = {}
@@ -40,11 +40,33 @@ def number_array(value: float, dtype: np.dtype[Any], device: Device) -> Any:
         return _host_number(value, dtype)
     is_wide = dtype.itemsize == 8 and can_compute_on(device)
     if is_wide and type(value) is int and value >= 0:
-        block, place = divmod(value, BLOCK)
-        numbers = _kept_array((device, dtype, "block", block), lambda: _block(block, dtype), device)
-        return numbers.part(numbers.kind.layout[place, 0, ...])
+        return counted_part(
+            value, (dtype,), lambda numbers: _numbers_in_rows(numbers.astype(dtype)), device
+        )
     text = value if value and value == value else repr(value)  # two zeros, and NaN
     return _kept_array((device, dtype, text), lambda: _host_number(value, dtype), device)
+
+
+def counted_part(
+    number: int,
+    key: tuple[Any, ...],
+    make: Callable[[HostArray[Any, Any]], HostArray[Any, Any]],
+    device: Device,
+    shape: tuple[int, ...] = (),
+) -> Any:
+    """What belongs to a whole number from 0 on, on a device that computes: a part of a block.
+
+    make: the rows of a block, given its numbers in uint64; a row is 16 bytes and begins with what
+    is asked for, in that shape. key: what rows depend on beside the number.
+    """
+    block, place = divmod(number, BLOCK)
+    first = block * BLOCK
+
+    def rows() -> HostArray[Any, Any]:
+        return make(np.array(first, np.uint64) + np.arange(BLOCK, dtype=np.uint64))
+
+    held = _kept_array((device, "block", *key, block), rows, device)
+    return held.part_at(place * ROW, held.kind.with_shape(shape))
 
 
 def kept_array(array: Any, device: Device) -> Any:
@@ -64,10 +86,9 @@ def _kept_array(key: tuple[Any, ...], make: Callable[[], Any], device: Device) -
     return known
 
 
-def _block(number: int, dtype: np.dtype[Any]) -> Any:
-    """The whole numbers of a block, each at the beginning of a row."""
-    first = np.array(number * BLOCK, dtype)
-    return np.repeat(first + np.arange(BLOCK, dtype=dtype), APART).reshape(BLOCK, APART)
+def _numbers_in_rows(numbers: HostArray[Any, Any]) -> HostArray[Any, Any]:
+    """Numbers of 8 bytes, each at the beginning of a row."""
+    return np.repeat(numbers, ROW // numbers.itemsize).reshape(len(numbers), -1)
 
 
 def _host_number(value: float, dtype: np.dtype[Any]) -> HostArray[Any, Any]:

@@ -190,9 +190,17 @@ class Memory:
 
 
 def make_capsule(
-    memory: Memory, release: Callable[[], None], *, is_versioned: bool, is_read_only: bool
+    memory: Memory,
+    release: Callable[[], None],
+    *,
+    is_versioned: bool,
+    is_read_only: bool,
+    destructor: Callable[[int], int],
 ) -> Any:
-    """A capsule of memory; `release` is called once the other side has let go of it."""
+    """A capsule of memory; `release` is called once the other side has let go of it.
+
+    destructor: the address of what destroys a capsule, made of the address of what lets go of it.
+    """
     managed = _ManagedVersioned() if is_versioned else _Managed()
     sizes = (ctypes.c_int64 * max(1, len(memory.shape)))(*memory.shape)
     steps = (ctypes.c_int64 * max(1, len(memory.shape)))(*_steps(memory.shape))
@@ -210,7 +218,8 @@ def make_capsule(
     address = ctypes.addressof(managed)
     _handed_out[address] = (managed, sizes, steps), release
     name = _VERSIONED if is_versioned else _PLAIN
-    return new_capsule(address, name, ctypes.cast(_on_destruction, ctypes.c_void_p))
+    destroy = destructor(ctypes.cast(_on_destruction, ctypes.c_void_p).value or 0)
+    return new_capsule(address, name, ctypes.c_void_p(destroy))
 
 
 def take_capsule(capsule: Any) -> tuple[Memory, Callable[[], None]]:

@@ -79,16 +79,25 @@ def takes_device(f: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor
     made beside the tensors that the function is given, else where constants are made in a
     function of the library, else on the default device.
     """
-    return _with_device(f, is_made_there=False)
+    return _with_device(f, is_made_there=lambda is_asked: False)
 
 
 def fills_device(f: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor]:
     """The same for a function that makes a tensor of one value: on the device itself."""
-    return _with_device(f, is_made_there=True)
+    return _with_device(f, is_made_there=lambda is_asked: True)
+
+
+def draws_on_device(f: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor]:
+    """The same for a function that draws numbers: on the device itself, where one is named.
+
+    A program for each size is compiled for that. On the default device layers begin, each with
+    sizes of its own: their weights are drawn on the host, and moved.
+    """
+    return _with_device(f, is_made_there=lambda is_asked: is_asked)
 
 
 def _with_device(
-    f: Callable[Parameters, Tensor], *, is_made_there: bool
+    f: Callable[Parameters, Tensor], *, is_made_there: Callable[[bool], bool]
 ) -> Callable[Parameters, Tensor]:
     @wraps(f)
     def function(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Tensor:
@@ -104,7 +113,7 @@ def _with_device(
             if operands_device((*args, *operands)) is not None:
                 return call_beside(f, args, kwargs)
         device = default_device_here() if wanted is None else as_device(wanted)
-        place = filled_place(device) if is_made_there else CPU
+        place = filled_place(device) if is_made_there(wanted is not None) else CPU
         with constants_on(None if traces.recording else place):
             made = f(*args, **kwargs)
         if place is not CPU and made.device is place:
@@ -115,7 +124,7 @@ def _with_device(
 
 
 def filled_place(device: Device) -> Device:
-    """Where a tensor of one value is made that is to be on a device: there, if that computes."""
+    """Where such a tensor is made that is to be on a device: there, if that computes."""
     return device if can_compute_on(device) and not traces.recording else CPU
 
 

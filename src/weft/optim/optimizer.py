@@ -40,7 +40,7 @@ from weft.optim.precision import LossScale, all_finite, check_precision, mixed
 from weft.optim.rows import Rows, summed_by_row
 from weft.optim.rules import Rule, Settings, State, Updated
 from weft.optim.schedules import Schedule
-from weft.optim.states import load_state, saved_state
+from weft.optim.states import follow_parameters, load_state, saved_state
 
 
 class Shared(TypedDict, total=False):
@@ -172,7 +172,10 @@ class Optimizer:
     def scale(self, loss: wf.Tensor) -> wf.Tensor:
         """The loss as `backward` must see it: times the loss scale with precision="float16"."""
         self._is_scaled = True
-        return loss if self.scaling is None else loss * self.scaling.scale
+        if self.scaling is None:
+            return loss
+        follow_parameters(self)
+        return loss * self.scaling.scale
 
     def unscale(self) -> None:
         """Take the loss scale out of the gradients now, to see or change them before `step`."""
@@ -209,6 +212,7 @@ class Optimizer:
         self._check_parameters()
         loss = None if closure is None else _evaluate(closure)
         self._check_scaled()
+        follow_parameters(self)
         if any(is_large_for_units(int(p.size)) for p in self.parameters):
             _apply_compiled(self, list(rows))
         else:

@@ -68,6 +68,37 @@ def parameters_of_slots(optimizer: Optimizer) -> dict[str, wf.Tensor]:
     return {f"state.{name}.{slot}": p for name, p, slots in together for slot in slots}
 
 
+def follow_parameters(optimizer: Optimizer) -> None:
+    """Move what is kept to where the parameters are: `Module.to` may have moved them.
+
+    Single numbers are on the host, where they fit beside any tensor, or where a compiled step that
+    ran with all the others has left them.
+    """
+    sums = [] if optimizer.waiting is None else optimizer.waiting.sums
+    device = None
+    for position, (parameter, slots) in enumerate(
+        zip(optimizer.parameters, optimizer.state, strict=True)
+    ):
+        kept, device = [*slots.values(), *sums[position : position + 1]], parameter.device
+        if kept and kept[0].device is not device:
+            for handle in kept:
+                handle.set_(handle.to(device))
+    for number in _single_numbers(optimizer):
+        if number.device is not device and number.device.kind != "cpu":
+            number.set_(number.to("cpu"))
+
+
+def _single_numbers(optimizer: Optimizer) -> Iterator[wf.Tensor]:
+    """What is kept for no one parameter."""
+    yield optimizer.steps
+    for group in optimizer.groups:
+        yield from [value for value in group.options.values() if isinstance(value, wf.Tensor)]
+    if (scaling := optimizer.scaling) is not None:
+        yield from (scaling.scale, scaling.good_steps)
+    if (waiting := optimizer.waiting) is not None:
+        yield waiting.count
+
+
 def _whole_value(optimizer: Optimizer, handle: wf.Tensor, parameter: wf.Tensor | None) -> wf.Tensor:
     """A copy of what is kept; what processes have parts of is gathered from all of them."""
     if optimizer.sharing is None or parameter is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ from tests.compiler.cuda.host_card import HostCard, host_card
 import weft as wf
 from weft.compiler.targets.cuda import dlpack
 from weft.compiler.targets.cuda.array import compute_stream
-from weft.ops.dlpack import CUDA_KIND, _content, take_capsule
+from weft.ops.dlpack import CUDA_KIND, _content, _handed_out, take_capsule
 
 
 @pytest.fixture
@@ -204,3 +205,18 @@ def test_the_interface_of_arrays_on_cards_is_offered_and_read(card: HostCard) ->
     Described.__cuda_array_interface__ = {**said, "strides": (4, 8)}
     with pytest.raises(wf.DTypeError, match="does not hand this array out"):
         wf.asarray(Described())
+
+
+def test_a_consumer_that_refuses_the_memory_raises_its_own_error_and_lets_go(
+    card: HostCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", raised.append)
+    x, held = wf.ones((5, 2), device="cuda"), len(_handed_out)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="Unsupported device"):
+            np.from_dlpack(x)
+    del x
+    gc.collect()
+    assert not raised
+    assert len(_handed_out) == held

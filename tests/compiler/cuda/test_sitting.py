@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.gpu import steps
+from benchmarks.gpu.reporting import run_parts
 from benchmarks.gpu.sitting import CUT, LOST, RESULTS, TESTS, Part, main, parts, sit
 
 ROOT = Path(__file__).parents[3]
@@ -73,3 +76,19 @@ def test_a_dry_run_needs_no_card(
         main()
     (row,) = rows(tmp_path / "out")
     assert (row["result"], row["failed"], ended.value.code) == (0, [], False), row["end"]
+
+
+def test_the_parts_of_a_script_run_in_processes_that_find_its_modules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[tuple[list[str], Path]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "argv", ["steps.py"])
+        patch.setattr(subprocess, "run", lambda part, cwd, **_: begun.append((part, cwd)))
+        run_parts(steps.PARTS, steps.__file__, seconds=60)
+    commands = [[sys.executable, "-m", "benchmarks.gpu.steps", name] for name in steps.PARTS]
+    assert begun == [(command, ROOT) for command in commands]
+    shown = subprocess.run(
+        [*commands[0][:-1], "nothing"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert shown.stderr.startswith("steps has no part nothing: it has mlp, eager")

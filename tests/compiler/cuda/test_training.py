@@ -259,3 +259,37 @@ def test_an_example_runs_on_a_card(card: HostCard) -> None:
     here = example.main(["--quick"])
     for name, value in here.items():
         assert there[name] == pytest.approx(value, rel=1e-2, abs=1e-3)
+
+
+@pytest.mark.parametrize("way", ["named", "default", "fed"])
+def test_a_session_computes_on_a_card_what_it_computes_on_the_processor(
+    card: HostCard, way: str, tmp_path: Path
+) -> None:
+    with wf.Graph() as graph:
+        x = wf.placeholder("float32", (None, 3), name="x")
+        w = wf.Variable(wf.random.uniform((3, 2), -1.0, 1.0), name="w")
+        double = wf.Variable(w * 2.0, name="double")
+        noise = wf.random.normal((2,))
+        loss = wf.mean((x @ w + double.sum() + 0.01 * noise) ** 2)
+        optimizer = wf.optim.Adam(lr=0.1)
+        step = optimizer.minimize(loss)
+    fed = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
+
+    def losses(device: str) -> list[float]:
+        wf.random.seed(3)
+        given = wf.asarray(fed, device=device) if way == "fed" else fed
+        with wf.default_device(device if way == "default" else "cpu"):
+            session = wf.Session(graph, device=None if way == "default" else device)
+        with session:
+            found = [session.run({"loss": loss, "step": step}, {x: given})["loss"] for _ in "abcd"]
+            session.load(w, np.ones((3, 2), np.float32))
+            found.append(session.run(loss, {x: given}))
+            assert {str(value.device) for value in (*found, *session.cell_values())} == {device}
+            graph.save(tmp_path / "graph.weft", session)
+        with wf.Session(wf.Graph.load(tmp_path / "graph.weft"), device=device) as again:
+            assert again.run("w").tolist() == np.ones((3, 2)).tolist()
+        return [value.item() for value in found]
+
+    on_processor = losses("cpu")
+    assert len({*on_processor}) == 5
+    np.testing.assert_allclose(losses("cuda:0"), on_processor, rtol=1e-5)

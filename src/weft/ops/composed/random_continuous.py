@@ -18,13 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.arrays import is_host
 from weft.core.dtypes import DType, bool_, float32, float64, uint32, uint64
 from weft.core.errors import ShapeError
 from weft.core.shapes import Shape, broadcast_shapes, check_shape, size
 from weft.ir.dispatch import apply
 from weft.ir.eager import by_reference
 from weft.ir.reverse import filled_tensor
-from weft.ir.tensor import Tensor, wrap
+from weft.ir.tensor import Tensor, traces, wrap
 from weft.ops.arithmetic import add, divide, maximum, minimum, multiply, negative, square, subtract
 from weft.ops.comparison import greater_equal, less, less_equal
 from weft.ops.composed import linalg
@@ -38,7 +39,7 @@ from weft.ops.composed.random_keys import (
     read_parameters,
     require,
 )
-from weft.ops.composed.random_programs import compile_draws
+from weft.ops.composed.random_programs import allow_programs, compile_draws
 from weft.ops.composed.statistics import all as all_hold
 from weft.ops.composed.statistics import logsumexp
 from weft.ops.elementary import cos, exp, log, log1p, rsqrt, sin, sqrt
@@ -46,7 +47,7 @@ from weft.ops.identity import stop_gradient
 from weft.ops.logic import bitwise_and, bitwise_right_shift, logical_not, logical_or
 from weft.ops.movement import broadcast_to, concatenate, reshape, slice_
 from weft.ops.operands import as_tensor, as_tensor_in, convert_to
-from weft.ops.placement import takes_device
+from weft.ops.placement import draws_on_device, takes_device
 from weft.ops.random_bits import fold_key
 from weft.ops.random_gamma import gamma_by_concentration
 from weft.ops.selection import clip, where
@@ -130,6 +131,9 @@ def standard_gumbel(key: Tensor, shape: Shape, dtype: DType) -> Tensor:
 
 def scale_and_shift(z: Tensor, loc: Any, scale: Any, dtype: DType) -> Tensor:
     """loc + scale·z in the result's dtype."""
+    if not is_host(z._value) and traces.by_reference:
+        with allow_programs():
+            return scale_and_shift(z, loc, scale, dtype)
     z = convert_to(z, dtype)
     z = multiply(z, scale) if isinstance(scale, Tensor) or scale != 1 else z
     return add(z, loc) if isinstance(loc, Tensor) or loc != 0 else z
@@ -138,7 +142,7 @@ def scale_and_shift(z: Tensor, loc: Any, scale: Any, dtype: DType) -> Tensor:
 # --- by transformation -------------------------------------------------------------------------
 
 
-@takes_device
+@draws_on_device
 def uniform(
     shape: Any = None,
     low: Any = 0.0,
@@ -167,7 +171,7 @@ def uniform(
     return scale_and_shift(drawn, low, high - low if numbers else subtract(high, low), target)
 
 
-@takes_device
+@draws_on_device
 @by_reference
 def normal(
     shape: Any = None,
@@ -192,7 +196,7 @@ def normal(
     )
 
 
-@takes_device
+@draws_on_device
 @by_reference
 def exponential(
     shape: Any = None,
@@ -219,7 +223,7 @@ def exponential(
     )
 
 
-@takes_device
+@draws_on_device
 @by_reference
 def gumbel(
     shape: Any = None,

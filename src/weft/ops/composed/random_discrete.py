@@ -50,6 +50,7 @@ from weft.ops.composed.random_keys import (
     read_parameters,
     require,
 )
+from weft.ops.composed.random_programs import compile_draws
 from weft.ops.composed.statistics import any as any_holds
 from weft.ops.composed.statistics import argmax, cumulative_sum
 from weft.ops.elementary import exp, log, log1p, sqrt
@@ -58,7 +59,7 @@ from weft.ops.indexing import gather
 from weft.ops.logic import logical_and, logical_not, logical_or
 from weft.ops.movement import broadcast_to, reshape, slice_
 from weft.ops.operands import as_tensor, convert_to, scalar_tensor
-from weft.ops.placement import default_device_here, on_device, takes_device
+from weft.ops.placement import default_device_here, draws_on_device, on_device, takes_device
 from weft.ops.selection import where
 from weft.ops.sorting import argsort, searchsorted
 from weft.ops.special import lgamma
@@ -75,7 +76,10 @@ SHARE = "0 <= p <= 1"
 # --- integers and truth values -----------------------------------------------------------------
 
 
-@takes_device
+whole_words = compile_draws(drawn_bits)
+
+
+@draws_on_device
 def randint(
     low: Any, high: Any, shape: Any = (), *, dtype: Any = None, key: Key = None, device: Any = None
 ) -> Tensor:
@@ -104,7 +108,7 @@ def randint(
     require(op, np.less, "low < high", f"wf.{op}(0, 10, shape)", low=low, high=high)
     if type(low) is int and type(high) is int:
         _check_range(op, low, high, target)
-    words = drawn_bits(key_or_next(op, key), check_shape(op, shape), uint64)
+    words = whole_words(key_or_next(op, key), check_shape(op, shape), uint64)
     span = subtract(convert_to(last, uint64), convert_to(first, uint64))
     return add(convert_to(remainder(words, span), target), convert_to(first, target))
 
@@ -146,7 +150,7 @@ def _check_range(op: str, low: int, high: int, dtype: DType) -> None:
         )
 
 
-@takes_device
+@draws_on_device
 def bernoulli(p: Any = 0.5, shape: Any = None, *, key: Key = None, device: Any = None) -> Tensor:
     """True with the chance `p`, which is a number or a tensor.
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.core.arrays import device_of, is_concrete
+from weft.core.arrays import can_compute_on, device_of, is_concrete, is_host
+from weft.core.devices import CPU
 from weft.core.dtypes import DEFAULT_FLOAT, uint64
 from weft.core.errors import DTypeError
 from weft.core.shapes import check_shape
@@ -20,16 +21,16 @@ from weft.ir.reverse import zeros
 from weft.ir.tensor import Tensor, traces, wrap
 from weft.ops.arithmetic import divide
 from weft.ops.composed.random_discrete import SHARE, Key, bernoulli, is_share
-from weft.ops.composed.random_keys import key_or_next, require
+from weft.ops.composed.random_keys import key_of_draw, key_or_next, require
 from weft.ops.operands import as_number, as_tensor
-from weft.ops.placement import takes_device
+from weft.ops.placement import draws_on_device
 from weft.ops.random_bits import GENERATOR, fold_key
 from weft.ops.selection import where
 
 __all__ = ["dropout", "dropout_mask"]
 
 
-@takes_device
+@draws_on_device
 def dropout_mask(shape: Any, p: float = 0.5, *, key: Key = None, device: Any = None) -> Tensor:
     """True where an element stays: each is dropped with the chance `p`.
 
@@ -76,7 +77,7 @@ def _drop_now(x: Tensor, share: float, key: Key) -> Tensor:
     """The elements that stay, a share of them, with all that changes from call to call as data.
 
     So one program serves every chance and every draw. Which draw of the global generator it is, is
-    counted on the host: a key made of it there would have to be computed and copied first.
+    counted on the host. Keys of draws are made of that in the program, or for many draws at once.
     """
     device = device_of(x._value)
     stays = wrap(number_array(share, DEFAULT_FLOAT.numpy, device))
@@ -86,6 +87,8 @@ def _drop_now(x: Tensor, share: float, key: Key) -> Tensor:
     base, number = GENERATOR.draw_number("random.dropout")
     if number is None:
         return _drop_elements(x, stays, scale, base)
+    if device is not CPU and can_compute_on(device) and is_host(base._value):
+        return _drop_elements(x, stays, scale, wrap(key_of_draw(base._value, number, device)))
     drawn = wrap(number_array(number, uint64.numpy, device))
     return _drop_drawn(x, stays, scale, wrap(kept_array(base._value, device)), drawn)
 

@@ -16,16 +16,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.core.arrays import is_concrete, is_host, move
+from weft.core.arrays import can_compute_on, is_concrete, is_host, move
+from weft.core.devices import CPU, Device
 from weft.core.dtypes import DEFAULT_FLOAT, DType, as_dtype, bool_, result_type, uint32, uint64
 from weft.core.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from weft.core.shapes import Shape, broadcast_shapes, check_shape, equal
 from weft.ir.dispatch import apply
+from weft.ir.number_arrays import counted_part
 from weft.ir.tensor import Tensor, traces, wrap
 from weft.ops.composed.ingestion import ingest
 from weft.ops.operands import DTYPE_CLASSES, as_tensor, convert_to, scalar_tensor
 from weft.ops.placement import takes_device
-from weft.ops.random_bits import DRAW, GENERATOR, SPLIT, fold_key, random_bits, seed_key
+from weft.ops.random_bits import DRAW, FOLD, GENERATOR, SPLIT, fold_key, random_bits, seed_key
 
 __all__ = ["GeneratorState", "bits", "fold_in", "get_state", "key", "seed", "set_state", "split"]
 
@@ -165,9 +167,33 @@ def derived_keys(key: Tensor, count: int) -> list[Tensor]:
 def key_or_next(op: str, key: Tensor | None) -> Tensor:
     """The key that was passed, or the global generator's next."""
     if key is None:
-        return _where_constants_are(GENERATOR.draw(op))
+        return _next_key(op)
     _check_key(op, key)
     return _where_constants_are(key)
+
+
+def _next_key(op: str) -> Tensor:
+    """The global generator's next key, where constants are made."""
+    device = traces.device
+    if device is None or device is CPU or traces.recording or not can_compute_on(device):
+        return _where_constants_are(GENERATOR.draw(op))
+    base, number = GENERATOR.draw_number(op)
+    if number is None:  # that is the key
+        return base
+    if is_host(base._value):
+        return wrap(key_of_draw(base._value, number, device))
+    return fold_key(_where_constants_are(base), wrap(move(np.array(number, np.uint64), device)))
+
+
+def key_of_draw(base: Any, number: int, device: Device) -> Any:
+    """The key of a draw on a device, which needs no launch: keys are copied there in blocks."""
+
+    def rows(numbers: Any) -> Any:
+        keys = np.broadcast_to(base, (*numbers.shape, 2))
+        folded = random_bits.reference(keys, numbers, shape=(2,), dtype=uint32, domain=FOLD)
+        return np.tile(folded, 2)  # 16 bytes
+
+    return counted_part(number, ("key", base.tobytes()), rows, device, (2,))
 
 
 def _where_constants_are(key: Tensor) -> Tensor:

@@ -265,14 +265,15 @@ LARGEST = 5
 """How many arrays are named where memory runs out."""
 
 
-def out_of_memory(size: int, error: OutOfMemoryError) -> OutOfMemoryError:
+def out_of_memory(ordinal: int, size: int, error: OutOfMemoryError) -> OutOfMemoryError:
     """The error where a card has no room, with the largest arrays that it holds.
 
     Arrays are looked for among all objects, so that nothing is counted before memory runs out.
     """
     held: dict[int, CudaArray] = {}
     for each in gc.get_objects():
-        if type(each) is CudaArray and each.has_memory() and each.nbytes:
+        is_array = type(each) is CudaArray and each.has_memory() and each.nbytes
+        if is_array and each.kind.ordinal == ordinal:
             known = held.get(each.pointer)
             if known is None or each.nbytes > known.nbytes:
                 held[each.pointer] = each
@@ -281,7 +282,7 @@ def out_of_memory(size: int, error: OutOfMemoryError) -> OutOfMemoryError:
     shown = ", ".join(texts[:LARGEST]) or "none"
     return OutOfMemoryError(
         "cuda",
-        f"the card has no room for {mebibytes(size)}",
+        f"{place_of(ordinal)} has no room for {mebibytes(size)}",
         expected="as much free memory",
         got={
             "largest tensors": shown,

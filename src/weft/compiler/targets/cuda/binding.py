@@ -25,7 +25,7 @@ from weft.compiler.plan.launch import (
     static_shape,
 )
 from weft.compiler.plan.program_plan import ProgramPlan
-from weft.compiler.targets.cuda.code import Code
+from weft.compiler.targets.cuda.code import Code, compiled_result
 from weft.compiler.targets.cuda.device import Stream
 from weft.compiler.targets.cuda.emit import scratch_bytes
 from weft.compiler.targets.cuda.graphs import Graph, Span, dependencies
@@ -519,7 +519,9 @@ class Binding:
         runs = [self._bind(member) for member in alone]
         for group, function in groups:
             table = [*group.cells, *map(self.number, group.starts)]
-            runs.append(self.kernel_run(function.result(), group.blocks, group.threads, table))
+            runs.append(
+                self.kernel_run(compiled_result(function), group.blocks, group.threads, table)
+            )
         return in_order(runs)
 
     def _bind_copy(self, launch: Launch) -> Run:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from ctypes import c_int64, c_uint64
 from dataclasses import replace
-from functools import partial
 from os import cpu_count
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import llvmlite
 
@@ -28,14 +28,16 @@ from weft.compiler.targets.cuda.modules import Function, Launch, Module, disk, m
 from weft.compiler.targets.cuda.nvptx import text_to_ptx
 from weft.compiler.targets.cuda.schedule import Schedule, schedule, scratch_of_all
 from weft.compiler.targets.cuda.splitting import Split, split_kernel
-from weft.core.errors import DeviceError
+from weft.core.errors import DeviceError, WeftError
 from weft.core.forks import wait_at_fork
+from weft.core.locations import user_location
 from weft.core.once import made_once
 from weft.core.records import frozen
 from weft.ir.loops import Kernel, evaluate
 from weft.runtime.cache import entry_key
 from weft.runtime.stamps import program_sources
 
+Compiled = TypeVar("Compiled")
 WORKERS = 8
 """Kernels that are compiled side by side, at most."""
 _lock = Lock()
@@ -89,15 +91,23 @@ class Code:
 
     def __init__(self, kernels: Sequence[Kernel], device: Device) -> None:
         self._device = device
-        self._by_digest = {kernel.digest: _future(kernel, device) for kernel in kernels}
+        begin_kernels(kernels, device)
 
     def code_of(self, kernel: Kernel) -> KernelCode:
         """The code of a kernel of the program, once it is there."""
-        return self._by_digest[kernel.digest].result()
+        return compiled_result(_future(kernel, self._device))
 
     def begin_group(self, kernel: GroupedKernel) -> Future[Function]:
         """Start to compile launches that are one, beside the caller: their function."""
         return _pool().submit(_compile_group, kernel, self._device)
+
+
+def compiled_result(future: Future[Compiled]) -> Compiled:
+    """What was compiled beside the caller; an error of it is raised at the user's line."""
+    try:
+        return future.result()
+    except WeftError as error:
+        raise copy(error).located(user_location()) from None
 
 
 _known: dict[tuple[int, str], Future[KernelCode]] = {}
@@ -105,10 +115,11 @@ _known: dict[tuple[int, str], Future[KernelCode]] = {}
 
 
 def _future(kernel: Kernel, device: Device) -> Future[KernelCode]:
+    """The code of a kernel; what failed, for want of memory perhaps, is tried anew."""
     key = device.ordinal, kernel.digest
     with _lock:
         known = _known.get(key)
-        if known is None:
+        if known is None or (known.done() and known.exception() is not None):
             known = _known[key] = _pool().submit(_compile, kernel, device)
         return known
 
@@ -149,7 +160,8 @@ def load_modules(
 
     Modules are loaded side by side, as the driver takes some time for each.
     """
-    modules = [*_pool().map(partial(Module, device), codes)]
+    begun = [_pool().submit(Module, device, code) for code in codes]
+    modules = [compiled_result(each) for each in begun]
     return [modules[code].function(name, shared) for code, name, shared in functions]
 
 

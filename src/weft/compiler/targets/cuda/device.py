@@ -17,7 +17,7 @@ import ctypes
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ctypes import byref, c_float, c_int, c_size_t, c_uint64, c_void_p
 from functools import cached_property
 from heapq import heappop, heappush
@@ -61,8 +61,9 @@ RUN_LOCK = RLock()
 wait_at_fork(RUN_LOCK)
 HELD: Array = np.zeros(1, np.int32)
 """How often `hold_quick_calls` is entered."""
-EXPLAIN: list[Callable[[int, OutOfMemoryError], OutOfMemoryError]] = []
-"""Makes the error for bytes that a card does not have, of the driver's; see array.py."""
+EXPLAIN: list[Callable[[int, int, OutOfMemoryError], OutOfMemoryError]] = []
+"""Makes the error for bytes that a card does not have: of the card's number, the bytes, and the
+driver's error; see array.py."""
 
 
 class Device:
@@ -195,14 +196,17 @@ class Stream:
         device.make_current()
         self.device, self.driver = device, device.driver
         self.handle = self.driver.handle("cuStreamCreate", _NON_BLOCKING)
-        self.arena = Arena(self.driver, self.handle)
+        self.arena = Arena(self.driver, self.handle, device.ordinal)
         self._idle_events: list[Event] = []
         finalize(self, _end, self.driver, self.arena, self.handle).atexit = False
 
     def synchronize(self) -> None:
         """Wait until all that was put on the stream is done."""
         self.device.make_current()
-        event = self._idle_events.pop() if self._idle_events else Event(self.device, timed=False)
+        try:  # another thread may take the last one at any moment
+            event = self._idle_events.pop()
+        except IndexError:
+            event = Event(self.device, timed=False)
         event.record(self)
         event.synchronize()
         self._idle_events.append(event)
@@ -352,8 +356,8 @@ class Arena:
     that is free goes back first.
     """
 
-    def __init__(self, driver: Driver, stream: int) -> None:
-        self._driver, self._stream = driver, stream
+    def __init__(self, driver: Driver, stream: int, ordinal: int) -> None:
+        self._driver, self._stream, self._ordinal = driver, stream, ordinal
         self._pools: dict[int, SizePool] = {}
         self.used = self.peak = 0
 
@@ -384,7 +388,7 @@ class Arena:
         try:
             address = self._allocate(size)
         except OutOfMemoryError as error:
-            raise EXPLAIN[0](size, error) if EXPLAIN else error from None
+            raise EXPLAIN[0](self._ordinal, size, error) if EXPLAIN else error from None
         self.used += size
         return address
 
@@ -414,7 +418,8 @@ def rounded_size(count: int) -> int:
 
 def _end(driver: Driver, arena: Arena, handle: int) -> None:
     """Give a stream's memory back, and then the stream."""
-    arena.release()
+    with suppress(DeviceError):  # the context is lost, and all memory with it
+        arena.release()
     destroy(driver, "cuStreamDestroy_v2", handle)
 
 
@@ -442,12 +447,13 @@ def destroy(driver: Driver, name: str, handle: int) -> None:
     """What is done with a handle that nobody holds any more.
 
     Objects are dropped at any time. A thread that captures a stream must not unload code or free
-    pinned memory, which may wait for the card: this would end the capture.
+    pinned memory, which may wait for the card: this would end the capture. A driver that refuses it
+    has lost the context, of which the call that follows tells.
     """
     if HELD[0]:
         _dropped.append((driver, name, handle))
     else:
-        driver(name, handle)
+        driver.function(name)(handle)
 
 
 class PinnedMemory:

@@ -10,6 +10,7 @@ and each wait for the card calls it.
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Callable
 from math import prod
@@ -18,12 +19,14 @@ from typing import Any
 from weakref import finalize
 
 import numpy as np
+from llvmlite import binding as llvm
 
 from weft.compiler.targets.cuda.array import CudaArray, compute_stream
 from weft.compiler.targets.cuda.device import ALIGNMENT, RUN_LOCK, Event, Stream
 from weft.core.dtypes import BY_NUMPY, bfloat16
 from weft.core.errors import ArgumentError
 from weft.core.forks import wait_at_fork
+from weft.core.once import made_once
 from weft.ops.dlpack import CUDA_KIND, Memory, make_capsule, take_capsule
 
 NO_WAIT, LEGACY = -1, 1
@@ -94,7 +97,46 @@ def export_array(
         lambda: _exported.append((given, reader)),
         is_versioned=max_version is not None and max_version[0] >= 1,
         is_read_only=not copy,
+        destructor=_error_keeping_destructor,
     )
+
+
+_DESTRUCTOR = """
+define void @weft_destroy_capsule(ptr %capsule) {{
+  %kind = alloca ptr
+  %value = alloca ptr
+  %trace = alloca ptr
+  call void inttoptr (i64 {fetch} to ptr)(ptr %kind, ptr %value, ptr %trace)
+  call void inttoptr (i64 {let_go} to ptr)(ptr %capsule)
+  %k = load ptr, ptr %kind
+  %v = load ptr, ptr %value
+  %t = load ptr, ptr %trace
+  call void inttoptr (i64 {restore} to ptr)(ptr %k, ptr %v, ptr %t)
+  ret void
+}}
+"""
+
+
+@made_once
+def _error_keeping_destructor(let_go: int) -> int:
+    """What destroys a capsule, by a function of Python that knows nothing of a raised error.
+
+    A consumer that refuses the memory raises its error and drops the capsule then: Python must not
+    run with an error that is raised already, and would lose it.
+    """
+    functions = {
+        name: ctypes.cast(getattr(ctypes.pythonapi, f"PyErr_{name.title()}"), ctypes.c_void_p).value
+        for name in ("fetch", "restore")
+    }
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    builder = llvm.JITLibraryBuilder().add_ir(_DESTRUCTOR.format(let_go=let_go, **functions))
+    compiler = llvm.create_lljit_compiler(use_jit_link=True)
+    library = builder.export_symbol("weft_destroy_capsule").link(compiler, "weft_dlpack")
+    for each in (library, compiler):  # capsules may be the last that is dropped in a process
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+    address: int = library["weft_destroy_capsule"]
+    return address
 
 
 def _reader_stream(stream: Any) -> int:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from weft.compiler.targets.cuda.products.cluster_products import (
     CLUSTERS,
     MOST_STEPS,
+    MOST_STEPS_ELSEWHERE,
     STEP,
     TILE,
     cluster_kernel,
@@ -127,8 +128,8 @@ def best_plan(
         tiles = math.ceil(sizes.m / 128) * math.ceil(sizes.n / 128) * sizes.batch
         return warp_plan(tiles, multiprocessors)
     if not has_warpgroups or not _takes_tensor_cores(spec):
-        clusters = CLUSTERS if has_warpgroups else CLUSTERS[:1]
-        return _plain_plan(spec, sizes, multiprocessors, clusters)
+        shared = list(_cluster_plans(sizes, multiprocessors, has_clusters=has_warpgroups))
+        return _plain_plan(spec, sizes, multiprocessors, shared if takes_clusters(spec) else [])
     plans = [
         with_most_stages(spec, Plan(*tile, stages=0, split=split))
         for tile in _TILES
@@ -148,28 +149,33 @@ def _takes_tensor_cores(spec: ProductSpec) -> bool:
 
 
 def _plain_plan(
-    spec: ProductSpec, sizes: Sizes, multiprocessors: int, clusters: Sequence[int]
+    spec: ProductSpec, sizes: Sizes, multiprocessors: int, shared: Sequence[Plan]
 ) -> Plan:
-    """The plan with the least estimate; few large tiles are small ones, split if they are few."""
+    """The plan with the least estimate; few large tiles are small ones, split if they are few.
+
+    `shared` are plans whose blocks share tiles in clusters.
+    """
     plans = [Plan(side, side, stages=2, bulk=False, plain=True) for side in (128, 64)]
     if _counts(spec, plans[0], sizes)[0] < multiprocessors * _FEWEST_PLAIN:
         plans = plans[1:]
     split = [
         replace(plan, split=_tile_parts(spec, plan, sizes, multiprocessors) > 1) for plan in plans
     ]
-    shared = _cluster_plans(sizes, multiprocessors, clusters) if takes_clusters(spec) else []
     every = [*split, *shared]
     return min(every, key=lambda plan: _plain_cycles(spec, plan, sizes, multiprocessors))
 
 
-def _cluster_plans(sizes: Sizes, multiprocessors: int, clusters: Sequence[int]) -> Iterator[Plan]:
-    """Plans of small tiles whose blocks all run at once."""
+def _cluster_plans(sizes: Sizes, multiprocessors: int, *, has_clusters: bool) -> Iterator[Plan]:
+    """Plans of small tiles whose blocks all run at once; without clusters each has one block."""
+    clusters, most_steps = (
+        (CLUSTERS, MOST_STEPS) if has_clusters else (CLUSTERS[:1], MOST_STEPS_ELSEWHERE)
+    )
     tiles = math.ceil(sizes.m / TILE) * math.ceil(sizes.n / TILE) * sizes.batch
     steps = math.ceil(sizes.k / STEP)
     for cluster in clusters:
         run = math.ceil(steps / cluster)
         most = multiprocessors * (1 if cluster <= 2 else _MOST_IN_CLUSTERS)
-        if run <= MOST_STEPS and (cluster - 1) * run < steps and tiles * cluster <= most:
+        if run <= most_steps and (cluster - 1) * run < steps and tiles * cluster <= most:
             yield Plan(TILE, TILE, run, bulk=False, plain=True, cluster=cluster)
 
 

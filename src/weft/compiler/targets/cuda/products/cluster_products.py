@@ -17,14 +17,19 @@ from weft.compiler.targets.cuda.products.direct import DirectEpilogue, Tile, ope
 from weft.compiler.targets.cuda.products.epilogue import EpilogueLayout
 from weft.compiler.targets.cuda.ptx_writer import Kernel, Value, at, braces
 
-__all__ = ["CLUSTERS", "MOST_STEPS", "STEP", "TILE", "cluster_kernel", "takes_clusters"]
+__all__ = [
+    "CLUSTERS", "MOST_STEPS", "MOST_STEPS_ELSEWHERE", "STEP", "TILE", "cluster_kernel",
+    "takes_clusters",
+]  # fmt: skip
 
 TILE = 64
 """Rows and columns of a tile."""
 CLUSTERS = (1, 2, 4, 7, 8)
 """Blocks that may share a tile; eight is the most that every card with clusters has."""
 MOST_STEPS = 16
-"""Steps of a block, for which both operands fit into shared memory."""
+"""Steps of a block, for which both operands fit into the shared memory of cards with clusters."""
+MOST_STEPS_ELSEWHERE = 11
+"""The same for every card since Ampere: 99 KB, where the operands' lines lie least tightly."""
 STEP = 16
 """How much of the summed axis is one step."""
 _THREADS = 256

@@ -1,0 +1,99 @@
+"""What a card and its memory refuse, and that work goes on afterwards: on the card of the host."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.compiler.cuda.host_card import HostCard
+
+import weft as wf
+from weft.compiler.targets.cuda.array import array_kind, compute_stream, new_array
+from weft.compiler.targets.cuda.device import Stream, device
+
+NO_MEMORY, INVALID_ADDRESS = 2, 700
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        wf.cuda.synchronize, wf.cuda.memory_stats, wf.cuda.reset_peak_memory,
+        wf.cuda.get_device_name, wf.cuda.release_memory,
+    ],
+)  # fmt: skip
+def test_what_is_asked_of_cards_is_not_answered_for_the_processor(card: HostCard, ask: Any) -> None:
+    ask(), ask("cuda"), ask("cuda:0"), ask(wf.ones(3, device="cuda").device)
+    with pytest.raises(wf.DeviceError, match="this is no card") as caught:
+        ask("cpu")
+    assert caught.value.got == "device: cpu"
+
+
+def test_a_card_that_is_full_says_what_is_largest_on_it(card: HostCard) -> None:
+    held = [wf.ones(shape, device="cuda") for shape in ((300, 70), (20, 20), (4, 4))]
+    # another card's array, which is larger, is not what this one is full of
+    elsewhere = new_array(held[0]._value.memory, array_kind(1, np.dtype("float32"), (900, 900)))
+    wf.cuda.release_memory()
+    card.results["cuMemAllocAsync"] = NO_MEMORY
+    with pytest.raises(wf.OutOfMemoryError, match="cuda:0 has no room for") as caught:
+        held[0] + held[0]
+    card.results.clear()
+    assert caught.value.got.startswith("largest tensors: f32[300, 70] (0.1 MiB), f32[20, 20]")
+    assert caught.value.at is not None
+    assert caught.value.at.file == __file__
+    assert elsewhere.shape == (900, 900)
+    np.testing.assert_array_equal((held[0] + held[0]).numpy(), np.full((300, 70), 2.0))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_code_that_had_no_room_is_loaded_when_there_is_some(card: HostCard, compiled: bool) -> None:
+    x = wf.ones((3, 5 + compiled), device="cuda")
+
+    def halves(x: wf.Tensor) -> wf.Tensor:
+        return wf.minimum(x * 0.375 + 0.125, 9.0 + compiled)
+
+    f = wf.jit(halves) if compiled else lambda x: wf.hypot(x, x * 1.5)
+    card.results["cuModuleLoadData"] = NO_MEMORY
+    with pytest.raises(wf.OutOfMemoryError) as caught:
+        f(x)
+    assert caught.value.at is not None
+    assert Path(caught.value.at.file).name == Path(__file__).name  # and not a thread that compiles
+    card.results.clear()
+    wanted = (wf.jit(halves) if compiled else f)(wf.ones(x.shape))
+    np.testing.assert_allclose(f(x).numpy(), wanted.numpy(), rtol=1e-6)
+
+
+def test_what_is_dropped_after_a_fault_raises_nothing(
+    card: HostCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", raised.append)
+    stream = Stream(device())
+    memory = stream.allocate(1 << 16)
+    del memory  # the stream keeps it
+    for name in ("cuStreamSynchronize", "cuMemFreeAsync", "cuStreamDestroy_v2"):
+        card.results[name] = INVALID_ADDRESS
+    del stream
+    gc.collect()
+    card.results.clear()
+    assert not raised
+    assert float(wf.ones(3).sum()) == 3.0
+
+
+def test_a_wait_needs_no_event_that_another_thread_took(card: HostCard) -> None:
+    class Taken(list[Any]):
+        """A list that another thread empties between two looks at it."""
+
+        def pop(self, *place: Any) -> Any:
+            self.clear()
+            return super().pop(*place)
+
+    stream = compute_stream(0)
+    wf.cuda.synchronize()
+    stream._idle_events = Taken(stream._idle_events)
+    assert stream._idle_events
+    wf.cuda.synchronize()
+    assert len(stream._idle_events) == 1
