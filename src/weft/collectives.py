@@ -21,6 +21,7 @@ from weft.ir.groups import (
     bound_groups,
     find_group,
     group_size,
+    process_groups,
 )
 from weft.ops.composed.collectives import (
     all_gather,
@@ -38,6 +39,6 @@ from weft.ops.composed.collectives import (
 __all__ = [
     "Communicator", "Pairs", "Reduce", "all_gather", "all_reduce", "all_to_all", "axis_index",
     "axis_size", "bind_groups", "bind_thread_groups", "bound_groups", "broadcast", "find_group",
-    "group_cells", "group_size", "permute", "reduce_scatter", "reduce_to", "running_calls",
-    "take_shard", "user_location",
+    "group_cells", "group_size", "permute", "process_groups", "reduce_scatter", "reduce_to",
+    "running_calls", "take_shard", "user_location",
 ]  # fmt: skip

@@ -123,6 +123,25 @@ def test_the_exit_code_of_the_first_failure_is_the_jobs(tmp_path: Path) -> None:
         assert f"rank {rank} ended with 1" in job.stderr
 
 
+UNEQUAL = """
+import sys
+import weft as wf
+wf.distributed.init(timeout=40)
+total = wf.jit(wf.distributed.all_reduce) if sys.argv[1] == "jit" else wf.distributed.all_reduce
+for batch in range(3 if wf.distributed.rank() else 4):
+    total(wf.ones(3))
+"""
+
+
+@pytest.mark.parametrize("way", ["eager", "jit"])
+def test_who_waits_for_a_process_whose_script_is_over_ends_soon(way: str, tmp_path: Path) -> None:
+    job = launch(tmp_path, UNEQUAL, arguments=(way,))
+    assert job.returncode == 75
+    assert job.stderr.startswith("rank 0 failed first, with exit code 75")
+    assert "waits for rank 1, whose script is over, in operation" in job.stderr
+    assert "job.py:7" in job.stderr
+
+
 RECOVERY = (
     """
 import os, signal

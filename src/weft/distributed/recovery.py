@@ -165,6 +165,8 @@ class Members:
         lost = [rank for rank in self.ranks if rank not in ranks]
         self.joined += [rank for rank in ranks if rank not in self.ranks and rank != self.own]
         self.ranks = ranks
+        launch = find_launch(os.environ)
+        group.members = ranks if launch is None else [rank % launch.size for rank in ranks]
         return lost
 
     def _regroup(self, error: wf.ProcessError) -> list[int]:
@@ -186,7 +188,7 @@ class Members:
                 fix=left_out.fix,
                 at=error.at,
             ) from error
-        lost = self._take_ranks(Group(survivors, "world", old.watch, old.checks))
+        lost = self._take_ranks(Group(survivors, "world", old.watch, old.checks, ()))
         if not has_quorum(before, [rank for rank in self.ranks if rank in before]):
             raise wf.ProcessError(
                 "distributed.Recovery",
