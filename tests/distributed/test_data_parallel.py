@@ -137,6 +137,55 @@ def test_optimizers_that_cannot_be_split_are_refused() -> None:
         distributed.data_parallel(wf.optim.SGD([weight]), zero=4)
 
 
+def _refusals(run: Any) -> set[str]:
+    """What two processes are told that run something; each of them must be refused."""
+
+    def run_rank() -> str:
+        with pytest.raises(wf.ProcessError) as caught:
+            run(distributed.rank())
+        return f"{caught.value.problem}; {caught.value.got}"
+
+    return set(distributed.run_threads(run_rank, 2))
+
+
+def test_processes_with_other_optimizers_are_refused() -> None:
+    """Otherwise their weights would drift apart, and nobody would say so."""
+    weight = lambda: wf.ones(3).requires_grad_()  # noqa: E731
+    share = distributed.data_parallel
+    (said,) = _refusals(lambda rank: share(wf.optim.SGD([weight()], lr=0.1 + rank)))
+    assert "disagree on the optimiser: rank 1 differs" in said
+    assert "lr=0.1" in said
+    assert "lr=1.1" in said
+    (said,) = _refusals(lambda rank: share(wf.optim.SGD([weight()]), zero=rank))
+    assert "disagree on what is shared" in said
+    (said,) = _refusals(lambda rank: share(wf.optim.SGD([wf.ones(3 + rank).requires_grad_()])))
+    assert "disagree on the parameters" in said
+    assert "rank 1: f32[4]" in said
+    (said,) = _refusals(lambda rank: distributed.LocalSteps(wf.optim.SGD([weight()]), 2 + rank))
+    assert "every=3" in said
+
+
+@pytest.mark.parametrize("part", ["the model", "the loss", "the trainer's settings", "the data"])
+def test_a_trainer_names_the_process_that_would_train_something_else(part: str) -> None:
+    def fit(rank: int) -> None:
+        is_other = rank == 1
+        units = wf.nn.ReLU() if is_other and part == "the model" else wf.nn.Tanh()
+        model = wf.nn.Sequential(wf.nn.Linear(5, 3), units)
+        loss = "l1_loss" if is_other and part == "the loss" else "mse_loss"
+        accumulate = 2 if is_other and part == "the trainer's settings" else 1
+        seed = 1 if is_other and part == "the data" else 0
+        dataset = wf.data.ArrayDataset(X, Y)
+        loader = wf.data.DataLoader(dataset, batch_size=4, shuffle=True, seed=seed)
+        optimizer = wf.optim.SGD(model.parameters(), lr=0.1)
+        trainer = wf.train.Trainer(
+            model, loss, optimizer, strategy="data", accumulate=accumulate, progress=False
+        )
+        trainer.fit(loader)
+
+    (said,) = _refusals(fit)
+    assert f"processes disagree on {part}: rank 1 differs" in said
+
+
 def _fit(strategy: Any, folder: Any = None, **options: Any) -> dict[str, Any]:
     """Train by the trainer, with a last batch that does not split evenly."""
     model = _model()

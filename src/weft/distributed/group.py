@@ -12,11 +12,13 @@ import hashlib
 import itertools
 import os
 import pickle
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,7 @@ LEFT_ALONE = 5.0
 """Seconds that a process waits for others whose scripts are over."""
 DESCRIBED = 512
 """Bytes of the text that says what a process is about to do."""
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class Watch:
@@ -182,7 +185,7 @@ class Group:
             self._compare(description)
 
     def _compare(self, description: str) -> None:
-        digest = int.from_bytes(hashlib.blake2b(description.encode(), digest_size=7).digest())
+        digest = _digest_of(description)
         both = self.engine.largest(np.array([digest, -digest]))
         if both[0] != -both[1]:
             self._say_what_differs(description)
@@ -200,6 +203,32 @@ class Group:
             expected="the same operation, on tensors of the same type, on every process",
             got={f"rank {rank}": each for rank, each in enumerate(said)},
             fix="make shapes and the order of operations the same on all processes",
+        )
+
+    def compare_facts(self, op: str, facts: Mapping[str, str]) -> None:
+        """Raise an error on every process if one of the texts is not the same on all of them.
+
+        facts: the texts, by what they say something about; addresses of objects do not count.
+        """
+        texts = {what: _ADDRESS.sub("", text) for what, text in facts.items()}
+        own = [_digest_of(text) for text in texts.values()]
+        digests = self.all_gather(np.array(own))
+        if (digests == digests[0]).all():
+            return
+        place = int(np.argmax((digests != digests[0]).any(axis=0)))
+        what = list(texts)[place]
+        each = [data.decode().split("\n") for data in self.gather_bytes(texts[what].encode())]
+        line = next(i for i, lines in enumerate(zip_longest(*each)) if len({*lines}) > 1)
+        said = [lines[line].strip() if line < len(lines) else "nothing more" for lines in each]
+        usual = max(said, key=said.count)
+        others = [self.members[rank] for rank, each in enumerate(said) if each != usual]
+        raise wf.ProcessError(
+            op,
+            f"processes disagree on {what}: rank {', '.join(map(str, others))} differs",
+            expected=f"the same for {what} on every process",
+            got={f"rank {self.members[rank]}": each for rank, each in enumerate(said)},
+            note="" if len(each[0]) == 1 else f"line {line + 1} of how it is shown",
+            fix="make it in the same way on all processes",
         )
 
     def all_reduce(self, array: Array, reduce: Reduce) -> Array:
@@ -313,6 +342,11 @@ class Group:
         """The group of some ranks, this one among them; disjoint groups are made at once."""
         members = [self.members[rank] for rank in ranks]
         return Group(self.engine.subgroup(ranks), name, self.watch, self.checks, members)
+
+
+def _digest_of(text: str) -> int:
+    """The number that stands for a text, of 56 bits."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest())
 
 
 def members_of(mesh_axis: str) -> Sequence[int]:

@@ -19,9 +19,11 @@ from weft.collectives import (
     all_reduce,
     axis_size,
     broadcast,
+    find_group,
     reduce_scatter,
     take_shard,
 )
+from weft.distributed.group import Group
 from weft.distributed.parameters import (
     gather_value,
     is_of_experts,
@@ -29,6 +31,7 @@ from weft.distributed.parameters import (
     is_tensor_part,
     own_value,
     part_facts,
+    whole_shape,
 )
 
 __all__ = [
@@ -91,6 +94,7 @@ def data_parallel(optimizer: Any, *, zero: int = 0, mesh_axis: str = "data") -> 
             fix="zero=0, or shard_experts(model) along all processes with zero=3",
         )
     sharing = GradientSharing(mesh_axis, zero, axis_size(mesh_axis), are_split, axes, copies)
+    _compare_optimizers("data_parallel", optimizer, mesh_axis, f"zero={zero}")
     with wf.no_grad():
         for parameter, slots, split in zip(
             optimizer.parameters, optimizer.state, are_split, strict=True
@@ -112,6 +116,15 @@ def _axes_of_split_parameters(
     facts = [known if split else None for known, split in pairs]
     axes = tuple("" if known is None else known.mesh_axis for known in facts)
     return axes, tuple(None if known is None else known.copies for known in facts)
+
+
+def _compare_optimizers(op: str, optimizer: Any, mesh_axis: str, how: str) -> None:
+    """Refuse other rules, settings or parameters on some processes: their weights would drift."""
+    group = find_group(op, mesh_axis)
+    if isinstance(group, Group) and group.size > 1:
+        shapes = [f"{p.dtype}{list(whole_shape(p))}" for p in optimizer.parameters]
+        shown = {"the parameters": "\n".join(shapes), "the optimiser": repr(optimizer)}
+        group.compare_facts(op, {"what is shared": how, **shown})
 
 
 def part_weight(rows: int, mesh_axis: str = "data") -> wf.Tensor:
@@ -177,6 +190,7 @@ class LocalSteps:
         self.optimizer, self.every = optimizer, every
         self._sharing = GradientSharing(mesh_axis, 0, axis_size(mesh_axis))
         self._count = 0
+        _compare_optimizers("LocalSteps", optimizer, mesh_axis, f"every={every}")
         with wf.no_grad():
             for handle in self._handles():
                 handle.copy_(broadcast(handle, mesh_axis))

@@ -134,6 +134,12 @@ class WholeStrategy(Strategy):
             wf.distributed.init()
         self.rank = wf.distributed.rank()
 
+    def begin_fit(self, trainer: Any, loader: Any) -> Any:
+        """See `Strategy`: processes that would train something else are named."""
+        if wf.distributed.world_size() > 1:
+            wf.distributed.world().compare_facts("train.Trainer", _facts_of(trainer, loader))
+        return super().begin_fit(trainer, loader)
+
     def write_once(self, write: Any) -> Any:
         """See `Strategy`; the others wait, and an error of the writer is theirs, too."""
         result, error = None, None
@@ -302,6 +308,21 @@ class LocalStrategy(DataStrategy):
         """See `Strategy`."""
         self._local.take_mean()
         return super().optimizer_state(optimizer)
+
+
+def _facts_of(trainer: Any, loader: Any) -> dict[str, str]:
+    """What a training is, in texts that are the same on all processes."""
+    loss = trainer.loss_function
+    names = ("accumulate", "checkpoint_every", "schedule", "ema")
+    settings = [f"{name}={getattr(trainer, name)!r}" for name in names]
+    place = loader.state_dict() if hasattr(loader, "share") else {}
+    place.pop("seed", None)  # what an order comes of; that of what is drawn for items is one's own
+    return {
+        "the model": repr(trainer.model),
+        "the loss": getattr(loss, "__qualname__", None) or repr(loss),
+        "the trainer's settings": "\n".join([type(trainer.strategy).__name__, *settings]),
+        "the data": f"{trainer.total_batches} batches {place}",
+    }
 
 
 def no_average(strategy: str) -> wf.UnsupportedError:

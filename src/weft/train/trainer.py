@@ -322,9 +322,9 @@ class Trainer:
         then bitwise those of a run that was never interrupted.
         """
         loader = batches.as_loader("fit", data, batch_size, shuffle=True, seed=self.seed)
+        self.total_batches = batches.count_of(loader)
         loader = self.strategy.begin_fit(self, loader)
         held_out = self._validation(validation, batch_size)
-        self.total_batches = batches.count_of(loader)
         self.stopped = ""
         self.batches = 0
         done = self.epoch
