@@ -432,3 +432,22 @@ def test_a_gpt_with_split_parameters_is_trained_as_a_whole_one() -> None:
     for found in distributed.run_threads(run_rank, 2):
         for name, value in expected.items():
             np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=2e-5, err_msg=name)
+
+
+def test_recovery_refuses_state_that_would_be_lost() -> None:
+    def refuse(make: Any) -> str:
+        with pytest.raises(wf.UnsupportedError) as caught:
+            make()
+        return caught.value.problem
+
+    def run_rank() -> None:
+        split = _model()
+        trainer = lambda model, strategy: wf.train.Trainer(  # noqa: E731
+            model, "mse_loss", wf.optim.AdamW(model.parameters()), strategy=strategy, recover=True
+        )
+        assert "lost process had a part" in refuse(lambda: trainer(split, "zero2"))
+        assert "does not go on" in refuse(lambda: trainer(_model(), wf.train.LocalStrategy(2)))
+        experts = distributed.shard_experts(wf.nn.MixtureOfExperts(5, 8, experts=2))
+        assert "experts that are divided" in refuse(lambda: trainer(experts, "data"))
+
+    distributed.run_threads(run_rank, 2)

@@ -44,7 +44,13 @@ from weft.distributed.parameters import (
     state_handles,
     whole_shape,
 )
-from weft.distributed.process_group import gather_objects, is_initialized, world
+from weft.distributed.process_group import (
+    barrier,
+    broadcast_object,
+    gather_objects,
+    is_initialized,
+    world,
+)
 from weft.distributed.stages.pipeline import Pipeline
 from weft.optim.states import named_tensors, parameters_of_slots
 from weft.train.checkpoints import (
@@ -94,6 +100,9 @@ class ShardedCheckpoints:
         self._timeout = timeout
         self._writer: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._token = ""
+        """What the names of unfinished folders of this group end with."""
+        self._is_written, self._is_given_up = threading.Event(), threading.Event()
 
     @property
     def path(self) -> Path:
@@ -109,6 +118,9 @@ class ShardedCheckpoints:
         """
         self.wait()
         rank, size = _place()
+        self._agree_on_token(rank)
+        self._is_written.clear()
+        self._is_given_up.clear()
         entries = [entry for entry in _entries(model, optimizer) if entry.writer is not None]
         parts = {entry.name: _own_part(entry) for entry in entries}
         shapes = {entry.name: list(entry.shape) for entry in entries}
@@ -126,6 +138,28 @@ class ShardedCheckpoints:
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+    def settle(self) -> None:
+        """Return once all have written their files; a process that is lost meanwhile is an error.
+
+        On the first process the checkpoint is then there.
+        """
+        if self._writer is not None:
+            self._is_written.wait()
+            barrier()
+        self.wait()
+
+    def give_up(self) -> None:
+        """Leave the last save unfinished if it is: the group that wrote it is no more."""
+        self._is_given_up.set()
+        if self._writer is not None:
+            self._writer.join()
+        self._writer = self._error = None
+        self._token = ""
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint, if there is one."""
+        return self._folder.latest()
 
     def load(
         self, model: Any, optimizer: Any = None, path: str | os.PathLike[str] | None = None
@@ -147,22 +181,35 @@ class ShardedCheckpoints:
                 entry.handle.copy_(part_of(value, "data") if entry.is_part else value)
         return manifest
 
+    def _agree_on_token(self, rank: int) -> None:
+        """Have a name for unfinished folders that no group before had: they may have left files."""
+        if self._token:
+            return
+        if rank == 0:
+            for path in self.path.glob(f"{WRITING}step-*"):
+                shutil.rmtree(path, ignore_errors=True)
+        token = os.urandom(4).hex()
+        self._token = broadcast_object(token) if is_initialized() else token
+
     def _write(
         self, step: int, rank: int, size: int, parts: Mapping[str, Array],
         shapes: Mapping[str, list[int]], noted: dict[str, Any],
     ) -> None:  # fmt: skip
         try:
-            unfinished = self.path / f"{WRITING}step-{step:08d}"
+            unfinished = self.path / f"{WRITING}step-{step:08d}-{self._token}"
             unfinished.mkdir(parents=True, exist_ok=True)
             name = f"shard-{rank:05d}.safetensors"
             held = {key: wf.tensor(part) for key, part in parts.items() if part.size}
             description = write_file(unfinished / name, held)
             note = {"files": {name: description}, "shapes": shapes}
             _write_note(unfinished / f"{name}.json", note)
+            self._is_written.set()
             if rank == 0:
                 self._finish(unfinished, step, size, noted)
         except BaseException as error:  # raised by `wait`, in the thread that saves
             self._error = error
+        finally:
+            self._is_written.set()
 
     def _finish(self, unfinished: Path, step: int, size: int, noted: dict[str, Any]) -> None:
         """Wait for all files, write the manifest, and give the folder its name."""
@@ -170,6 +217,8 @@ class ShardedCheckpoints:
         names = [f"shard-{rank:05d}.safetensors" for rank in range(size)]
         notes = [unfinished / f"{name}.json" for name in names]
         while missing := [note.name for note in notes if not note.exists()]:
+            if self._is_given_up.is_set():
+                return
             if time.monotonic() > deadline:
                 raise CheckpointError(
                     "distributed.checkpoint",

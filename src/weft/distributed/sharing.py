@@ -9,6 +9,7 @@ each process keeps the optimiser's state of its part of every parameter, and upd
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,6 +37,7 @@ from weft.distributed.parameters import (
 
 __all__ = [
     "BUCKET", "GradientSharing", "LocalSteps", "data_parallel", "part_weight", "share_stages",
+    "split_anew",
 ]  # fmt: skip
 
 BUCKET = 1 << 22
@@ -125,6 +127,27 @@ def _compare_optimizers(op: str, optimizer: Any, mesh_axis: str, how: str) -> No
         shapes = [f"{p.dtype}{list(whole_shape(p))}" for p in optimizer.parameters]
         shown = {"the parameters": "\n".join(shapes), "the optimiser": repr(optimizer)}
         group.compare_facts(op, {"what is shared": how, **shown})
+
+
+def split_anew(model: Any, optimizer: Any, size: int) -> None:
+    """Give parts of parameters and state the shape that they have among so many processes.
+
+    They hold zeros until a checkpoint is put in place, as what a lost process had is gone.
+    """
+    optimizer.sharing = replace(optimizer.sharing, size=size)
+
+    def empty_part(handle: wf.Tensor, like: wf.Tensor) -> wf.Tensor:
+        columns = -(-math.prod(whole_shape(like)) // size)
+        return wf.zeros(columns, dtype=handle.dtype, device=handle.device)
+
+    with wf.no_grad():
+        for parameter, slots in zip(optimizer.parameters, optimizer.state, strict=True):
+            if optimizer.sharing.has_parts or is_part(parameter):
+                for value in slots.values():
+                    value.set_(empty_part(value, parameter))
+        for parameter in model.parameters():
+            if is_part(parameter):
+                parameter.set_(empty_part(parameter, parameter))
 
 
 def part_weight(rows: int, mesh_axis: str = "data") -> wf.Tensor:

@@ -22,7 +22,7 @@ from pathlib import Path
 import weft as wf
 from weft.distributed.environment import find_launch
 from weft.distributed.group import GIVE_UP
-from weft.distributed.recovery import WENT_ON
+from weft.distributed.regrouping import WENT_ON
 from weft.distributed.status import DONE
 from weft.files import write_text
 

@@ -30,8 +30,8 @@ from weft.train.checkpoints import Checkpoint, CheckpointError, CheckpointFolder
 from weft.train.history import History
 from weft.train.packing import pack, unpack
 
-__all__ = ["epoch_batches", "load", "named_callbacks", "refuse_used_folder", "resume", "save",
-           "state_of", "state_or_none"]  # fmt: skip
+__all__ = ["epoch_batches", "go_on_from", "load", "named_callbacks", "refuse_used_folder", "resume",
+           "save", "state_of", "state_or_none"]  # fmt: skip
 
 
 def save(
@@ -139,13 +139,19 @@ def resume(trainer: Any, loader: Any) -> None:
             got={"checkpoint_folder": None},
             fix='wf.train.Trainer(..., checkpoint_folder="run")',
         )
-    if folder.latest() is None:
+    path = folder.latest()
+    if path is None:
         if trainer.seed is not None:
             wf.random.seed(trainer.seed)
         return
-    state = load(trainer)
+    go_on_from(trainer, loader, path)
+
+
+def go_on_from(trainer: Any, loader: Any, path: Path) -> None:
+    """Put a checkpoint's state into a trainer, and its place in the data into the loader."""
+    state = load(trainer, path)
     if state["loader"] is not None and hasattr(loader, "load_state_dict"):
-        with _name_file_in_errors(trainer.checkpoint_folder.latest() / "manifest.json"):
+        with _name_file_in_errors(path / "manifest.json"):
             loader.load_state_dict(state["loader"])
         trainer.loader_restored = True
 

@@ -37,6 +37,11 @@ class Strategy:
     chosen: str | None = None
     """With "auto": which strategy this is and why, in a line."""
 
+    @property
+    def is_joining(self) -> bool:
+        """Whether others train already, and this process will take their state."""
+        return False
+
     def share_trainer(self, trainer: Any) -> None:
         """Have the trainer's model and optimiser take part."""
 

@@ -118,7 +118,7 @@ class Trainer:
         self.compile_programs(compile)
         self.strategy.share_trainer(self)
         if recover:
-            self.strategy = recovering_strategy(self.strategy, optimizer)
+            self.strategy = recovering_strategy(self.strategy, self)
         self.schedule = self._attach_schedule(schedule)
         self._begin()
 
@@ -333,7 +333,7 @@ class Trainer:
         if resume:
             done = 0
             resuming.resume(self, loader)
-        elif self.step == 0:
+        elif self.step == 0 and not self.strategy.is_joining:
             resuming.refuse_used_folder(self.checkpoint_folder)
             if self.seed is not None:
                 wf.random.seed(self.seed)
