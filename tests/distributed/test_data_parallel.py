@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -451,3 +452,38 @@ def test_recovery_refuses_state_that_would_be_lost() -> None:
         assert "experts that are divided" in refuse(lambda: trainer(experts, "data"))
 
     distributed.run_threads(run_rank, 2)
+
+
+@pytest.mark.parametrize("strategy", ["data", "pipeline"])
+def test_metrics_of_an_epoch_that_is_resumed_count_every_row_once(
+    strategy: str, tmp_path: Path
+) -> None:
+    """A checkpoint in the middle of an epoch holds the counts of all processes, for one of them."""
+
+    class Stop(wf.train.Callback):
+        def on_step_end(self, trainer: Any) -> None:
+            if trainer.step == 2 and not trainer.history.rows and not is_resumed:
+                raise KeyboardInterrupt
+
+    def fit(count: int, folder: Path) -> Any:
+        model = _model()
+        chosen = wf.train.PipelineStrategy(count) if strategy == "pipeline" else strategy
+        loader = wf.data.DataLoader(wf.data.ArrayDataset(X, Y), batch_size=2)
+        trainer = wf.train.Trainer(
+            model, "mse_loss", wf.optim.SGD(model.parameters(), lr=0.1), strategy=chosen,
+            metrics=["mae", "r2"], checkpoint_folder=folder, checkpoint_every=1,
+            callbacks=[Stop()], progress=False,
+        )  # fmt: skip
+        try:
+            history = trainer.fit(loader, resume=is_resumed)
+        except KeyboardInterrupt:
+            return None
+        return [float(history[name][0]) for name in ("loss", "mae", "r2")]
+
+    is_resumed = True
+    (expected,) = distributed.run_threads(lambda: fit(1, tmp_path / "alone"), 1)
+    is_resumed = False
+    distributed.run_threads(lambda: fit(2, tmp_path / "two"), 2)
+    is_resumed = True
+    for numbers in distributed.run_threads(lambda: fit(2, tmp_path / "two"), 2):
+        np.testing.assert_allclose(numbers, expected, rtol=1e-5)

@@ -69,12 +69,20 @@ def state_of(trainer: Any, loader: Any) -> dict[str, Any]:
         "ema": state_or_none(trainer.ema),
         "random": tuple(wf.random.get_state()),
         "loader": trainer.loader_state if trainer.batches else state_or_none(loader),
-        "metrics": {metric.name: metric.state for metric in trainer.metrics},
+        "metrics": _metric_states(trainer),
         "loss": [trainer.loss_sum, trainer.loss_count],
         "sizes": [trainer.train_programs.first, trainer.evaluation_programs.first],
         "callbacks": {name: each.state_dict() for name, each in named_callbacks(trainer)},
         "stopped": trainer.stopped,
     }
+
+
+def _metric_states(trainer: Any) -> dict[str, Any]:
+    """The counts of the epoch's metrics by name, of all processes; each may have its own so far."""
+    metrics, strategy = trainer.metrics, trainer.strategy
+    joined = trainer.are_joined
+    states = [each.state for each in metrics] if joined else strategy.joined_metrics(metrics)
+    return {metric.name: state for metric, state in zip(metrics, states, strict=True)}
 
 
 def state_or_none(value: Any) -> Any:
@@ -104,8 +112,11 @@ def load(trainer: Any, path: Any = None, kind: str = "step") -> dict[str, Any]:
         for name in ("schedule", "ema"):
             if state[name] is not None and getattr(trainer, name) is not None:
                 getattr(trainer, name).load_state_dict(state[name])
+        takes_counts = trainer.strategy.takes_counts or checkpoint.facts["batches"] == 0
         for metric in trainer.metrics:
-            metric.state = state["metrics"].get(metric.name, metric.state)
+            if metric.name in state["metrics"]:
+                metric.reset()
+                metric.state = state["metrics"][metric.name] if takes_counts else metric.state
         for name, callback in named_callbacks(trainer):
             if name in state["callbacks"]:
                 callback.load_state_dict(state["callbacks"][name])

@@ -123,8 +123,19 @@ class Strategy:
         """The sums of all processes' numbers."""
         return list(numbers)
 
+    @property
+    def takes_counts(self) -> bool:
+        """Whether this process goes on from joined counts of metrics; the others begin at none."""
+        return True
+
+    def joined_metrics(self, metrics: Sequence[Any]) -> list[Any]:
+        """The counts of each metric, those of all processes together."""
+        return [metric.state for metric in metrics]
+
     def join_metrics(self, metrics: Sequence[Any]) -> None:
         """Make the counts of metrics those of all processes."""
+        for metric, state in zip(metrics, self.joined_metrics(metrics), strict=True):
+            metric.state = state
 
     def write_once(self, write: Any) -> Any:
         """What a function returns that writes files, which one process calls."""
@@ -224,11 +235,16 @@ class DataStrategy(WholeStrategy):
         rows = wf.distributed.gather_objects(list(numbers))
         return [sum(column) for column in zip(*rows, strict=True)]
 
-    def join_metrics(self, metrics: Sequence[Any]) -> None:
+    @property
+    def takes_counts(self) -> bool:
+        """See `Strategy`."""
+        return self.rank == 0
+
+    def joined_metrics(self, metrics: Sequence[Any]) -> list[Any]:
         """See `Strategy`."""
         states = wf.distributed.gather_objects([metric.state for metric in metrics])
-        for metric, each in zip(metrics, zip(*states, strict=True), strict=True):
-            metric.state = metric.joined_state(each)
+        pairs = zip(metrics, zip(*states, strict=True), strict=True)
+        return [metric.joined_state(each) for metric, each in pairs]
 
     def model_state(self, model: Any) -> Any:
         """See `Strategy`; parameters that processes have parts of are gathered."""

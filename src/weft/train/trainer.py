@@ -200,7 +200,7 @@ class Trainer:
         self.stopped = ""
         self.gradients: dict[str, wf.Tensor] = {}
         self._wants_gradients = False
-        self.loss_sum, self.loss_count, self.waiting = 0.0, 0, 0
+        self.loss_sum, self.loss_count, self.waiting, self.are_joined = 0.0, 0, 0, False
         self.loader_state: Any = None
         self.loader_restored = False
         self._part_rows: list[int] = []
@@ -375,6 +375,7 @@ class Trainer:
         self._part_rows = []
         self.epoch += 1
         self.strategy.join_metrics(self.metrics)
+        self.are_joined = True
         measured = self._metric_values(self.metrics)
         self.row = {"epoch": self.epoch, "step": self.step, "loss": self.mean_loss, **measured}
         if held_out is not None:
@@ -467,7 +468,7 @@ class Trainer:
                 metric.update(outputs, batches.split(batch)[1])
 
     def _reset_counts(self) -> None:
-        self.loss_sum, self.loss_count, self.waiting = 0.0, 0, 0
+        self.loss_sum, self.loss_count, self.waiting, self.are_joined = 0.0, 0, 0, False
         for metric in self.metrics:
             metric.reset()
 
