@@ -166,6 +166,26 @@ def test_processes_with_other_optimizers_are_refused() -> None:
     assert "every=3" in said
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_gradients_of_other_parameters_are_not_added(zero: int, compiled: bool) -> None:
+    """One process has a gradient of one parameter, the other of another one of the same size."""
+
+    def run(rank: int) -> None:
+        weights = [wf.ones(3).requires_grad_() for _ in range(3)]
+        optimizer = distributed.data_parallel(wf.optim.SGD(weights, lr=1.0), zero=zero)
+
+        def step(weights: Any, optimizer: Any) -> None:
+            optimizer.minimize((weights[rank] * weights[2]).sum())
+
+        (wf.jit(step) if compiled else step)(weights, optimizer)
+
+    (said,) = _refusals(run)
+    assert "rank 1 differs" in said
+    assert "gradients 0, 2" in said
+    assert "gradients 1-2" in said
+
+
 @pytest.mark.parametrize("part", ["the model", "the loss", "the trainer's settings", "the data"])
 def test_a_trainer_names_the_process_that_would_train_something_else(part: str) -> None:
     def fit(rank: int) -> None:

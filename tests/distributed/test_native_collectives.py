@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 import weft as wf
 from weft import distributed as d
+from weft.collectives import sum_of
 
 d.init(timeout=60)
 rank, size = d.rank(), d.world_size()
@@ -46,6 +47,13 @@ for kind in (np.float32, ml_dtypes.bfloat16, np.int16, np.bool_):
     expected = d.simulate(each, {"data": size})(wf.tensor(stack))
     for found, other in zip(compiled(own), expected, strict=True):
         np.testing.assert_array_equal(found.numpy(), other.numpy()[rank])
+other = wf.jit(lambda x: sum_of(x, "data", f"what rank {rank} has"))
+try:
+    other(wf.ones(3))
+except wf.ProcessError as error:
+    assert "all_reduce_sum(data) what rank 1 has of f32[3]" in error.got, error
+else:
+    raise AssertionError("sums of different things were added")
 index = wf.jit(lambda: d.axis_index("data"))
 assert index().item() == rank
 d.bind_axes({"data": 1, "model": size})

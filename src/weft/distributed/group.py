@@ -154,11 +154,21 @@ class Group:
         self.rank, self.size = engine.rank, engine.size
         self.members = range(engine.size) if members is None else members
         """The numbers that the launcher gave its processes."""
+        self._what = ""
+
+    @contextmanager
+    def saying(self, what: str) -> Iterator[None]:
+        """See `Communicator`."""
+        self._what = f" {what}" if what else ""
+        try:
+            yield
+        finally:
+            self._what = ""
 
     @contextmanager
     def _operation(self, name: str, detail: str, kind: str = "") -> Iterator[None]:
         """Around an engine's call: note it, compare it with the others', translate a loss."""
-        description = f"{name}{kind}({self.name}) {detail}"
+        description = f"{name}{kind}({self.name}){self._what} {detail}"
         with self.watch.during(description, self.members):
             try:
                 if self.checks:

@@ -21,7 +21,7 @@ from weft.collectives import (
     axis_size,
     broadcast,
     find_group,
-    reduce_scatter,
+    sum_of,
     take_shard,
 )
 from weft.distributed.group import Group
@@ -371,16 +371,16 @@ class GradientSharing:
         filled = wf.concat([flat, wf.zeros(missing, dtype=flat.dtype)]) if missing else flat
         return filled.reshape(size, columns)
 
-    def _mean_bucket(self, gradients: Sequence[wf.Tensor]) -> list[wf.Tensor]:
-        total = all_reduce(_flat(gradients), self.mesh_axis)
+    def _mean_bucket(self, gradients: Sequence[wf.Tensor], what: str) -> list[wf.Tensor]:
+        total = sum_of(_flat(gradients), self.mesh_axis, what)
         parts = _columns(total[None], [int(g.size) for g in gradients])
         # Divided in its own shape, a gradient is read once, by the update that divides it.
         return [part.reshape(g.shape) / self.size for part, g in zip(parts, gradients, strict=True)]
 
-    def _scatter_bucket(self, gradients: Sequence[wf.Tensor]) -> list[wf.Tensor]:
+    def _scatter_bucket(self, gradients: Sequence[wf.Tensor], what: str) -> list[wf.Tensor]:
         rows = [self._padded_rows(g) for g in gradients]
         joined = rows[0] if len(rows) == 1 else wf.concat(rows, axis=1)
-        own = reduce_scatter(joined, self.mesh_axis) / self.size  # [1, elements]
+        own = sum_of(joined, self.mesh_axis, what, scattered=True) / self.size  # [1, elements]
         return [part.reshape(-1) for part in _columns(own, [int(r.shape[1]) for r in rows])]
 
 
@@ -398,16 +398,36 @@ def _columns(rows: wf.Tensor, widths: Sequence[int]) -> Iterator[wf.Tensor]:
 
 
 def _in_buckets(
-    gradients: Gradients, share: Callable[[Sequence[wf.Tensor]], list[wf.Tensor]]
+    gradients: Gradients, share: Callable[[Sequence[wf.Tensor], str], list[wf.Tensor]]
 ) -> Gradients:
-    """Gradients shared in buckets, those that the way back computes first ahead."""
+    """Gradients shared in buckets, those that the way back computes first ahead.
+
+    Which gradients a bucket holds is said with it: a process that has that of another parameter,
+    of the same size, would have it added to the wrong one.
+    """
     indexed = [(i, g) for i, g in enumerate(gradients) if g is not None][::-1]
     present, chosen = [i for i, _ in indexed], [g for _, g in indexed]
     results: Gradients = [None] * len(gradients)
     for bucket in _buckets(chosen):
-        for place, value in zip(bucket, share([chosen[i] for i in bucket]), strict=True):
+        what = f"gradients {_spans(sorted(present[i] for i in bucket))}"
+        for place, value in zip(bucket, share([chosen[i] for i in bucket], what), strict=True):
             results[present[place]] = value
     return results
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """Increasing numbers, those in a row by their ends.
+
+    >>> _spans([0, 1, 2, 5])
+    '0-2, 5'
+    """
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and spans[-1][-1] == number - 1:
+            spans[-1][1:] = [number]
+        else:
+            spans.append([number])
+    return ", ".join("-".join(map(str, span)) for span in spans)
 
 
 def _buckets(tensors: Sequence[Any]) -> Iterator[list[int]]:

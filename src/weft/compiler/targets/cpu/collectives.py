@@ -76,11 +76,11 @@ def collective_launches(node: GraphNode, error: Literal) -> list[Launch] | None:
     operand, (result,) = node.operands[0], node.results
     dtype, mesh_axis, members = operand.type.dtype, params["mesh_axis"], params["size"]
     name, kind, operation = native
-    shown = f"{primitive.name}({mesh_axis}) of {operand.type}"
+    how = "".join(f" {params[key]}" for key in ("root", "pairs", "what") if key in params)
+    shown = f"{primitive.name}({mesh_axis}){how} of {operand.type}"
     place = "" if node.location is None else f" at {node.location}"
 
     def describe(count: int) -> str:
-        how = "".join(f" {params[key]}" for key in ("root", "pairs") if key in params)
         return f"{primitive.name}({mesh_axis}){how} of {count} {dtype.name}"
 
     def launch_numbers(sizes: Sizes) -> list[int]:
@@ -93,7 +93,7 @@ def collective_launches(node: GraphNode, error: Literal) -> list[Launch] | None:
                 got={"elements": count},
                 fix="move it in parts",
             )
-        digest = group_cells.describe_call(describe(count), place)
+        digest = group_cells.describe_call(describe(count), place, params.get("what", ""))
         which, root = list(_FUNCTIONS).index(name), params.get("root", 0)
         common = [count, dtype.itemsize, kind, operation, digest, members, which, root]
         return common + (_partners(params["pairs"], members) if "pairs" in params else [])
