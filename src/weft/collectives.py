@@ -16,11 +16,13 @@ from weft.ir.groups import (
     Communicator,
     Pairs,
     Reduce,
+    Transport,
     bind_groups,
     bind_thread_groups,
     bound_groups,
     find_group,
     group_size,
+    process_groups,
 )
 from weft.ops.composed.collectives import (
     all_gather,
@@ -32,12 +34,13 @@ from weft.ops.composed.collectives import (
     permute,
     reduce_scatter,
     reduce_to,
+    sum_of,
     take_shard,
 )
 
 __all__ = [
-    "Communicator", "Pairs", "Reduce", "all_gather", "all_reduce", "all_to_all", "axis_index",
-    "axis_size", "bind_groups", "bind_thread_groups", "bound_groups", "broadcast", "find_group",
-    "group_cells", "group_size", "permute", "reduce_scatter", "reduce_to", "running_calls",
-    "take_shard", "user_location",
+    "Communicator", "Pairs", "Reduce", "Transport", "all_gather", "all_reduce", "all_to_all",
+    "axis_index", "axis_size", "bind_groups", "bind_thread_groups", "bound_groups", "broadcast",
+    "find_group", "group_cells", "group_size", "permute", "process_groups", "reduce_scatter",
+    "reduce_to", "running_calls", "sum_of", "take_shard", "user_location",
 ]  # fmt: skip

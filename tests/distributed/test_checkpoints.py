@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 import weft as wf
 from weft import distributed
-from weft.train.checkpoints import CheckpointError
+from weft.train.checkpoints import CheckpointError, write_file
 
 
 def _make(zero: int | None, width: int = 3) -> tuple[Any, Any]:
@@ -67,16 +69,62 @@ def test_an_unfinished_checkpoint_is_not_there(tmp_path: Path) -> None:
 
 def test_a_missing_process_is_an_error_of_the_save(tmp_path: Path) -> None:
     def run_rank() -> str:
-        if distributed.rank() == 1:
-            return ""
         model = wf.nn.Linear(2, 2)
         checkpoints = distributed.ShardedCheckpoints(tmp_path, timeout=0.1)
         checkpoints.save(1, model)
+        checkpoints.wait()
+        if distributed.rank() == 1:
+            return ""
+        checkpoints.save(2, model)
         with pytest.raises(CheckpointError) as caught:
             checkpoints.wait()
         return caught.value.got
 
     assert "shard-00001" in distributed.run_threads(run_rank, 2)[0]
+
+
+def test_a_save_that_is_given_up_leaves_no_checkpoint(tmp_path: Path) -> None:
+    def run_rank() -> None:
+        model = wf.nn.Linear(2, 2)
+        checkpoints = distributed.ShardedCheckpoints(tmp_path)
+        checkpoints.save(1, model)
+        checkpoints.settle()
+        if distributed.rank() == 0:
+            checkpoints.save(2, model)  # the other one is lost
+        checkpoints.give_up()
+
+    begin = time.monotonic()
+    distributed.run_threads(run_rank, 2)
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-00000001"]
+    assert time.monotonic() - begin < 60  # the save itself waits 600 s
+
+
+def test_what_a_killed_job_left_unfinished_gets_into_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first process takes files that are there for those of this save, so they must not be."""
+    stale = tmp_path / ".writing-step-00000004"
+    stale.mkdir()
+    note = {"files": {"shard-00001.safetensors": {"bytes": 1, "sha256": "", "entries": {}}}}
+    (stale / "shard-00001.safetensors.json").write_text(json.dumps({**note, "shapes": {}}))
+
+    def write_slowly(path: Path, tensors: Any) -> Any:
+        if path.name.startswith("shard-00001"):
+            time.sleep(0.3)
+        return write_file(path, tensors)
+
+    monkeypatch.setattr("weft.distributed.checkpoints.write_file", write_slowly)
+
+    def run_rank() -> np.ndarray:
+        model, optimizer = _make(0)
+        checkpoints = distributed.ShardedCheckpoints(tmp_path)
+        checkpoints.save(4, model, optimizer)
+        checkpoints.settle()
+        return _numbers(model, optimizer)["0.weight"]
+
+    written = distributed.run_threads(run_rank, 2)[0]
+    np.testing.assert_array_equal(_load(tmp_path, None)[0]["0.weight"], written)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
 
 
 def test_damage_and_another_model_are_refused(tmp_path: Path) -> None:

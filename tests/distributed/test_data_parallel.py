@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -135,6 +136,75 @@ def test_optimizers_that_cannot_be_split_are_refused() -> None:
         distributed.data_parallel(wf.optim.Lamb([weight]), zero=1)
     with pytest.raises(wf.ArgumentError, match="no such level"):
         distributed.data_parallel(wf.optim.SGD([weight]), zero=4)
+
+
+def _refusals(run: Any) -> set[str]:
+    """What two processes are told that run something; each of them must be refused."""
+
+    def run_rank() -> str:
+        with pytest.raises(wf.ProcessError) as caught:
+            run(distributed.rank())
+        return f"{caught.value.problem}; {caught.value.got}"
+
+    return set(distributed.run_threads(run_rank, 2))
+
+
+def test_processes_with_other_optimizers_are_refused() -> None:
+    """Otherwise their weights would drift apart, and nobody would say so."""
+    weight = lambda: wf.ones(3).requires_grad_()  # noqa: E731
+    share = distributed.data_parallel
+    (said,) = _refusals(lambda rank: share(wf.optim.SGD([weight()], lr=0.1 + rank)))
+    assert "disagree on the optimiser: rank 1 differs" in said
+    assert "lr=0.1" in said
+    assert "lr=1.1" in said
+    (said,) = _refusals(lambda rank: share(wf.optim.SGD([weight()]), zero=rank))
+    assert "disagree on what is shared" in said
+    (said,) = _refusals(lambda rank: share(wf.optim.SGD([wf.ones(3 + rank).requires_grad_()])))
+    assert "disagree on the parameters" in said
+    assert "rank 1: f32[4]" in said
+    (said,) = _refusals(lambda rank: distributed.LocalSteps(wf.optim.SGD([weight()]), 2 + rank))
+    assert "every=3" in said
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_gradients_of_other_parameters_are_not_added(zero: int, compiled: bool) -> None:
+    """One process has a gradient of one parameter, the other of another one of the same size."""
+
+    def run(rank: int) -> None:
+        weights = [wf.ones(3).requires_grad_() for _ in range(3)]
+        optimizer = distributed.data_parallel(wf.optim.SGD(weights, lr=1.0), zero=zero)
+
+        def step(weights: Any, optimizer: Any) -> None:
+            optimizer.minimize((weights[rank] * weights[2]).sum())
+
+        (wf.jit(step) if compiled else step)(weights, optimizer)
+
+    (said,) = _refusals(run)
+    assert "rank 1 differs" in said
+    assert "gradients 0, 2" in said
+    assert "gradients 1-2" in said
+
+
+@pytest.mark.parametrize("part", ["the model", "the loss", "the trainer's settings", "the data"])
+def test_a_trainer_names_the_process_that_would_train_something_else(part: str) -> None:
+    def fit(rank: int) -> None:
+        is_other = rank == 1
+        units = wf.nn.ReLU() if is_other and part == "the model" else wf.nn.Tanh()
+        model = wf.nn.Sequential(wf.nn.Linear(5, 3), units)
+        loss = "l1_loss" if is_other and part == "the loss" else "mse_loss"
+        accumulate = 2 if is_other and part == "the trainer's settings" else 1
+        seed = 1 if is_other and part == "the data" else 0
+        dataset = wf.data.ArrayDataset(X, Y)
+        loader = wf.data.DataLoader(dataset, batch_size=4, shuffle=True, seed=seed)
+        optimizer = wf.optim.SGD(model.parameters(), lr=0.1)
+        trainer = wf.train.Trainer(
+            model, loss, optimizer, strategy="data", accumulate=accumulate, progress=False
+        )
+        trainer.fit(loader)
+
+    (said,) = _refusals(fit)
+    assert f"processes disagree on {part}: rank 1 differs" in said
 
 
 def _fit(strategy: Any, folder: Any = None, **options: Any) -> dict[str, Any]:
@@ -383,3 +453,57 @@ def test_a_gpt_with_split_parameters_is_trained_as_a_whole_one() -> None:
     for found in distributed.run_threads(run_rank, 2):
         for name, value in expected.items():
             np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=2e-5, err_msg=name)
+
+
+def test_recovery_refuses_state_that_would_be_lost() -> None:
+    def refuse(make: Any) -> str:
+        with pytest.raises(wf.UnsupportedError) as caught:
+            make()
+        return caught.value.problem
+
+    def run_rank() -> None:
+        split = _model()
+        trainer = lambda model, strategy: wf.train.Trainer(  # noqa: E731
+            model, "mse_loss", wf.optim.AdamW(model.parameters()), strategy=strategy, recover=True
+        )
+        assert "lost process had a part" in refuse(lambda: trainer(split, "zero2"))
+        assert "does not go on" in refuse(lambda: trainer(_model(), wf.train.LocalStrategy(2)))
+        experts = distributed.shard_experts(wf.nn.MixtureOfExperts(5, 8, experts=2))
+        assert "experts that are divided" in refuse(lambda: trainer(experts, "data"))
+
+    distributed.run_threads(run_rank, 2)
+
+
+@pytest.mark.parametrize("strategy", ["data", "pipeline"])
+def test_metrics_of_an_epoch_that_is_resumed_count_every_row_once(
+    strategy: str, tmp_path: Path
+) -> None:
+    """A checkpoint in the middle of an epoch holds the counts of all processes, for one of them."""
+
+    class Stop(wf.train.Callback):
+        def on_step_end(self, trainer: Any) -> None:
+            if trainer.step == 2 and not trainer.history.rows and not is_resumed:
+                raise KeyboardInterrupt
+
+    def fit(count: int, folder: Path) -> Any:
+        model = _model()
+        chosen = wf.train.PipelineStrategy(count) if strategy == "pipeline" else strategy
+        loader = wf.data.DataLoader(wf.data.ArrayDataset(X, Y), batch_size=2)
+        trainer = wf.train.Trainer(
+            model, "mse_loss", wf.optim.SGD(model.parameters(), lr=0.1), strategy=chosen,
+            metrics=["mae", "r2"], checkpoint_folder=folder, checkpoint_every=1,
+            callbacks=[Stop()], progress=False,
+        )  # fmt: skip
+        try:
+            history = trainer.fit(loader, resume=is_resumed)
+        except KeyboardInterrupt:
+            return None
+        return [float(history[name][0]) for name in ("loss", "mae", "r2")]
+
+    is_resumed = True
+    (expected,) = distributed.run_threads(lambda: fit(1, tmp_path / "alone"), 1)
+    is_resumed = False
+    distributed.run_threads(lambda: fit(2, tmp_path / "two"), 2)
+    is_resumed = True
+    for numbers in distributed.run_threads(lambda: fit(2, tmp_path / "two"), 2):
+        np.testing.assert_allclose(numbers, expected, rtol=1e-5)

@@ -17,7 +17,7 @@ import weft as wf
 from weft.distributed import membership
 from weft.distributed.doors import Door, reached_numbers
 from weft.distributed.membership import LeftOut, Membership
-from weft.distributed.recovery import has_quorum
+from weft.distributed.regrouping import has_quorum
 
 
 def _in_threads(functions: list[Callable[[], Any]]) -> list[Any]:
@@ -130,8 +130,8 @@ class Kill(wf.train.Callback):
             time.sleep(0.05)  # until the process is back
 
 trainer = wf.train.Trainer(
-    model, "mse_loss", optimizer, strategy="data", recover=True,
-    callbacks=[Kill()], progress=False, seed=0)
+    model, "mse_loss", optimizer, strategy=os.environ["STRATEGY"], recover=True,
+    callbacks=[Kill()], progress=False, seed=0, checkpoint_folder=os.environ["OUTPUT"] + "-run")
 trainer.fit(loader, epochs=4)
 members = trainer.strategy.members
 assert members.ranks == [0, 2, 4] and distributed.world_size() == 3, members.ranks
@@ -144,9 +144,11 @@ np.save(f"{os.environ['OUTPUT']}-{own}.npy", model.weight.detach().numpy())
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["data", "zero2"])
 def test_a_killed_process_is_started_again_and_joins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("STRATEGY", strategy)
     pytest.importorskip("xoscar", reason="the engine gloo is not installed")
     monkeypatch.setenv("OUTPUT", str(tmp_path / "weight"))
     job = launch(tmp_path, ELASTIC, "--engine", "gloo", "--restarts", "1", processes=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +13,7 @@ import weft as wf
 from weft import distributed
 from weft.collectives import bound_groups
 from weft.distributed.engines.engine import LostProcess
+from weft.distributed.engines.gloo import Place, gloo_world
 from weft.distributed.engines.threads import ThreadEngine, run_threads
 from weft.distributed.environment import find_launch
 from weft.distributed.group import Group, Watch
@@ -147,3 +149,13 @@ def test_a_world_of_the_wrong_size_and_unknown_engines_are_refused() -> None:
     with pytest.raises(wf.UnsupportedError, match="cards"):
         distributed.init("nccl")
     assert not distributed.is_initialized()
+
+
+def test_groups_of_the_same_processes_are_made_as_often_as_asked(tmp_path: Path) -> None:
+    """A mesh has one for each axis of size 1, and a pipeline's mesh follows that of `init`."""
+    pytest.importorskip("xoscar", reason="the engine gloo is not installed")
+    engine = gloo_world(0, 1, Place(str(tmp_path), 20.0))
+    groups = [engine.subgroup([0]) for _ in range(2)]
+    assert [group.all_gather(np.ones(2)).tolist() for group in groups] == [[[1.0, 1.0]]] * 2
+    for group in (*groups, engine):
+        group.close()

@@ -123,6 +123,25 @@ def test_the_exit_code_of_the_first_failure_is_the_jobs(tmp_path: Path) -> None:
         assert f"rank {rank} ended with 1" in job.stderr
 
 
+UNEQUAL = """
+import sys
+import weft as wf
+wf.distributed.init(timeout=40)
+total = wf.jit(wf.distributed.all_reduce) if sys.argv[1] == "jit" else wf.distributed.all_reduce
+for batch in range(3 if wf.distributed.rank() else 4):
+    total(wf.ones(3))
+"""
+
+
+@pytest.mark.parametrize("way", ["eager", "jit"])
+def test_who_waits_for_a_process_whose_script_is_over_ends_soon(way: str, tmp_path: Path) -> None:
+    job = launch(tmp_path, UNEQUAL, arguments=(way,))
+    assert job.returncode == 75
+    assert job.stderr.startswith("rank 0 failed first, with exit code 75")
+    assert "waits for rank 1, whose script is over, in operation" in job.stderr
+    assert "job.py:7" in job.stderr
+
+
 RECOVERY = (
     """
 import os, signal
@@ -220,3 +239,103 @@ def test_a_trainer_goes_on_after_a_kill(
     noted = (tmp_path / "trained-epochs").read_text().split("\n")
     assert noted == ["1 0", "2 0" if victim[0] == "1" else "2 1", ""]
     assert wf.train.CheckpointFolder(tmp_path / "trained-run").latest() is not None
+
+
+RESTORED = (
+    """
+import os, signal, sys
+from weft import distributed
+
+distributed.init(timeout=30)
+"""
+    + LINEAR_TRAINING
+    + """
+output, strategy, is_resumed = os.environ["OUTPUT"], sys.argv[1], sys.argv[2] == "resume"
+own = distributed.rank()
+
+class Kill(wf.train.Callback):
+    writes = False
+    def on_step_begin(self, trainer):
+        if own == 0 and trainer.step == 7 and not is_resumed:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+trainer = wf.train.Trainer(
+    model, "mse_loss", optimizer, strategy=strategy, recover=not is_resumed, metrics=["mae"],
+    callbacks=[Kill()], progress=False, seed=0, checkpoint_folder=output + "-run",
+    checkpoint_every=5, keep_last=10)
+history = trainer.fit(loader, epochs=3, validation=loader.dataset.arrays, resume=is_resumed)
+if not is_resumed:
+    (lost, seconds), = trainer.strategy.members.losses
+    assert lost == [0] and seconds < 20, trainer.strategy.members.losses
+assert trainer.step == 12 and len(history.rows) == 3 and distributed.world_size() == 2
+weight = trainer.strategy.model_state(model)["weight"].detach().numpy()
+np.savez(f"{output}-{own}.npz", weight=weight, loss=history["loss"], mae=history["val_mae"])
+"""
+)
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"] if NIGHTLY else ["zero3"])
+def test_split_state_goes_on_from_the_last_checkpoint_with_the_bits_of_a_resumed_run(
+    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTPUT", str(tmp_path / "trained"))
+    job = launch(tmp_path, RESTORED, arguments=(strategy, "begin"), processes=3)
+    assert job.returncode == 0, job.stderr
+    assert "rank 0 was lost; the others went on without it" in job.stderr
+    first, second = (dict(np.load(tmp_path / f"trained-{rank}.npz")) for rank in (1, 2))
+    for path in (tmp_path / "trained-run").iterdir():
+        if path.name > "step-00000005":
+            shutil.rmtree(path)
+    job = launch(tmp_path, RESTORED, arguments=(strategy, "resume"), processes=2)
+    assert job.returncode == 0, job.stderr
+    for name, value in np.load(tmp_path / "trained-1.npz").items():
+        np.testing.assert_array_equal(first[name], second[name])
+        np.testing.assert_array_equal(first[name], value)
+    np.testing.assert_allclose(first["weight"], weight_of_one_process(3), rtol=1e-5, atol=1e-6)
+
+
+RESTORED_LOOP = (
+    """
+import os, signal, sys
+from weft import distributed
+
+distributed.init(timeout=30)
+"""
+    + LINEAR_TRAINING
+    + """
+own, zero = distributed.rank(), int(sys.argv[1])
+called = distributed.shard_model(model, optimizer) if zero == 3 else model
+optimizer = distributed.data_parallel(optimizer, zero=zero)
+checkpoints = distributed.ShardedCheckpoints(os.environ["OUTPUT"] + "-run")
+recovery = distributed.Recovery(model, optimizer, loader, 2, checkpoints=checkpoints, every=3)
+
+@wf.jit
+def step(model, optimizer, x, y):
+    optimizer.minimize(((model(x) - y) ** 2).mean())
+
+steps = 0
+for inputs, targets in recovery:
+    with recovery.step():
+        if own == 1 and recovery.steps == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        step(called, optimizer, inputs, targets)
+        steps += 1
+assert [lost for lost, _ in recovery.losses] == [[1]] and recovery.members == [0, 2]
+assert recovery.steps == 8 and steps in (9, 12), (recovery.steps, steps)  # one or four again
+weight = distributed.whole_state(model)["weight"].detach().numpy()
+np.save(f"{os.environ['OUTPUT']}-{own}.npy", weight)
+"""
+)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3] if NIGHTLY else [1])
+def test_a_loop_with_split_state_goes_on_from_its_sharded_checkpoints(
+    zero: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTPUT", str(tmp_path / "weight"))
+    job = launch(tmp_path, RESTORED_LOOP, arguments=(str(zero),), processes=3)
+    assert job.returncode == 0, job.stderr
+    first, third = (np.load(tmp_path / f"weight-{rank}.npy") for rank in (0, 2))
+    np.testing.assert_array_equal(first, third)
+    np.testing.assert_allclose(first, weight_of_one_process(2), rtol=1e-5, atol=1e-6)
+    assert not list((tmp_path / "weight-run").glob(".writing*"))

@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 import weft as wf
 from weft import distributed as d
+from weft.collectives import sum_of
 
 d.init(timeout=60)
 rank, size = d.rank(), d.world_size()
@@ -32,6 +33,8 @@ def each(x):
         results += [d.all_to_all(x, "data", split_axis=axis, concat_axis=c) for c in range(3)]
         results += [] if x.dtype == wf.bool else [d.reduce_scatter(x, "data", axis=axis)]
     results += [] if x.dtype == wf.bool else [d.all_reduce(x, "data")]
+    results += [] if x.dtype == wf.bool else [d.reduce_to(x, "data", root=r) for r in range(size)]
+    results += [d.axis_index("data"), x.astype("int64") * d.axis_index("data")]
     return results + [d.all_reduce(x, "data", op=op) for op in ("max", "min")]
 
 for kind in (np.float32, ml_dtypes.bfloat16, np.int16, np.bool_):
@@ -44,6 +47,29 @@ for kind in (np.float32, ml_dtypes.bfloat16, np.int16, np.bool_):
     expected = d.simulate(each, {"data": size})(wf.tensor(stack))
     for found, other in zip(compiled(own), expected, strict=True):
         np.testing.assert_array_equal(found.numpy(), other.numpy()[rank])
+other = wf.jit(lambda x: sum_of(x, "data", f"what rank {rank} has"))
+try:
+    other(wf.ones(3))
+except wf.ProcessError as error:
+    assert "all_reduce_sum(data) what rank 1 has of f32[3]" in error.got, error
+else:
+    raise AssertionError("sums of different things were added")
+index = wf.jit(lambda: d.axis_index("data"))
+assert index().item() == rank
+d.bind_axes({"data": 1, "model": size})
+try:
+    index()
+except wf.ArgumentError as error:
+    assert "group of another size" in error.problem, error
+else:
+    raise AssertionError("a program for another group went on")
+d.shutdown()
+try:
+    index()
+except wf.ArgumentError as error:
+    assert "no group of processes is bound" in error.problem, error
+else:
+    raise AssertionError("a program for a group went on alone")
 print("as the reference", flush=True)
 """
 

@@ -31,9 +31,9 @@ from weft.cli.from_files import is_settings
 from weft.cli.mistakes import Mistake
 from weft.distributed.environment import HOST, RESTARTS
 from weft.distributed.process_group import USUAL_TIMEOUT
-from weft.distributed.recovery import WENT_ON
-from weft.distributed.status import STATUS, StatusBoard
-from weft.distributed.worker import DONE, FAILED
+from weft.distributed.regrouping import WENT_ON
+from weft.distributed.status import DONE, STATUS, StatusBoard
+from weft.distributed.worker import FAILED
 
 __all__ = ["launch", "mpi_command"]
 

@@ -38,13 +38,22 @@ import numpy as np
 
 import weft as wf
 from weft.distributed.parameters import (
+    gather_value,
     is_part,
     is_tensor_part,
+    own_value,
     part_of,
     state_handles,
     whole_shape,
 )
-from weft.distributed.process_group import gather_objects, is_initialized, world
+from weft.distributed.process_group import (
+    barrier,
+    broadcast_object,
+    gather_objects,
+    is_initialized,
+    world,
+)
+from weft.distributed.sharing import GradientSharing
 from weft.distributed.stages.pipeline import Pipeline
 from weft.optim.states import named_tensors, parameters_of_slots
 from weft.train.checkpoints import (
@@ -69,6 +78,15 @@ Writer = tuple[int, int]
 """Which of the processes that write a tensor this one is, and how many they are."""
 
 
+class AlongModel(NamedTuple):
+    """What processes along a model axis do with a tensor of which each has a part."""
+
+    gather: Callable[[], wf.Tensor]
+    take: Callable[[wf.Tensor], wf.Tensor]
+    is_here: bool
+    """Whether it belongs to a stage of this process, which then takes part in gathering it."""
+
+
 class _Entry(NamedTuple):
     """One tensor of a checkpoint: its name, its handle, and the shape of the whole."""
 
@@ -81,6 +99,8 @@ class _Entry(NamedTuple):
     """None where processes with another stage write it."""
     other_name: str = ""
     """The name that a pipeline would have given it, by the model's name of its parameter."""
+    along_model: AlongModel | None = None
+    """Of a part along a model axis: how the whole is gathered, and this process's part taken."""
 
 
 class ShardedCheckpoints:
@@ -94,6 +114,9 @@ class ShardedCheckpoints:
         self._timeout = timeout
         self._writer: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._token = ""
+        """What the names of unfinished folders of this group end with."""
+        self._is_written, self._is_given_up = threading.Event(), threading.Event()
 
     @property
     def path(self) -> Path:
@@ -109,9 +132,13 @@ class ShardedCheckpoints:
         """
         self.wait()
         rank, size = _place()
-        entries = [entry for entry in _entries(model, optimizer) if entry.writer is not None]
-        parts = {entry.name: _own_part(entry) for entry in entries}
-        shapes = {entry.name: list(entry.shape) for entry in entries}
+        self._agree_on_token(rank)
+        self._is_written.clear()
+        self._is_given_up.clear()
+        entries = list(_entries(model, optimizer))
+        copied = {entry.name: _own_part(entry) for entry in entries}
+        parts = {name: part for name, part in copied.items() if part is not None}
+        shapes = {entry.name: list(entry.shape) for entry in entries if entry.name in parts}
         noted = {"step": step, "shards": size, **(facts or {})}
         self._writer = threading.Thread(
             target=self._write, args=(step, rank, size, parts, shapes, noted), daemon=False
@@ -126,6 +153,28 @@ class ShardedCheckpoints:
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+    def settle(self) -> None:
+        """Return once all have written their files; a process that is lost meanwhile is an error.
+
+        On the first process the checkpoint is then there.
+        """
+        if self._writer is not None:
+            self._is_written.wait()
+            barrier()
+        self.wait()
+
+    def give_up(self) -> None:
+        """Leave the last save unfinished if it is: the group that wrote it is no more."""
+        self._is_given_up.set()
+        if self._writer is not None:
+            self._writer.join()
+        self._writer = self._error = None
+        self._token = ""
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint, if there is one."""
+        return self._folder.latest()
 
     def load(
         self, model: Any, optimizer: Any = None, path: str | os.PathLike[str] | None = None
@@ -144,25 +193,42 @@ class ShardedCheckpoints:
         with wf.no_grad():
             for entry in entries:
                 value = whole[entry.name]
-                entry.handle.copy_(part_of(value, "data") if entry.is_part else value)
+                if entry.along_model is not None:
+                    value = entry.along_model.take(value)
+                elif entry.is_part:
+                    value = part_of(value, "data")
+                entry.handle.copy_(value)
         return manifest
+
+    def _agree_on_token(self, rank: int) -> None:
+        """Have a name for unfinished folders that no group before had: they may have left files."""
+        if self._token:
+            return
+        if rank == 0:
+            for path in self.path.glob(f"{WRITING}step-*"):
+                shutil.rmtree(path, ignore_errors=True)
+        token = os.urandom(4).hex()
+        self._token = broadcast_object(token) if is_initialized() else token
 
     def _write(
         self, step: int, rank: int, size: int, parts: Mapping[str, Array],
         shapes: Mapping[str, list[int]], noted: dict[str, Any],
     ) -> None:  # fmt: skip
         try:
-            unfinished = self.path / f"{WRITING}step-{step:08d}"
+            unfinished = self.path / f"{WRITING}step-{step:08d}-{self._token}"
             unfinished.mkdir(parents=True, exist_ok=True)
             name = f"shard-{rank:05d}.safetensors"
             held = {key: wf.tensor(part) for key, part in parts.items() if part.size}
             description = write_file(unfinished / name, held)
             note = {"files": {name: description}, "shapes": shapes}
             _write_note(unfinished / f"{name}.json", note)
+            self._is_written.set()
             if rank == 0:
                 self._finish(unfinished, step, size, noted)
         except BaseException as error:  # raised by `wait`, in the thread that saves
             self._error = error
+        finally:
+            self._is_written.set()
 
     def _finish(self, unfinished: Path, step: int, size: int, noted: dict[str, Any]) -> None:
         """Wait for all files, write the manifest, and give the folder its name."""
@@ -170,6 +236,8 @@ class ShardedCheckpoints:
         names = [f"shard-{rank:05d}.safetensors" for rank in range(size)]
         notes = [unfinished / f"{name}.json" for name in names]
         while missing := [note.name for note in notes if not note.exists()]:
+            if self._is_given_up.is_set():
+                return
             if time.monotonic() > deadline:
                 raise CheckpointError(
                     "distributed.checkpoint",
@@ -205,12 +273,15 @@ def _entries(model: Any, optimizer: Any) -> Iterator[_Entry]:
     """All tensors that training goes on from."""
     stages = model if isinstance(model, Pipeline) else None
     has_stages = optimizer is not None and getattr(optimizer.sharing, "stage_axis", None)
-    _check_stages(model, bool(has_stages), stages)
+    _check_stages(model, bool(has_stages))
     writes = _writer_of_stages(stages) if stages is not None else (lambda handle: _place())
+    if stages is not None:
+        stages.scatter()
     handles = state_handles(model if stages is None else stages.model)
     for name, handle in handles.items():
         shape, part = whole_shape(handle), is_part(handle)
-        yield _Entry(f"model.{name}", handle, shape, part, writes(handle))
+        entry = _Entry(f"model.{name}", handle, shape, part, writes(handle))
+        yield entry if stages is None else _along_model(entry, handle, stages, None)
     if optimizer is None:
         return
     is_split = optimizer.sharing is not None and optimizer.sharing.has_parts
@@ -225,19 +296,41 @@ def _entries(model: Any, optimizer: Any) -> Iterator[_Entry]:
             other = f"optimizer.state.{names.get(id(parameter))}.{name.rpartition('.')[2]}"
         if stages is not None and other:
             own = other
-        yield _Entry(own, handle, whole_shape(like), of_part, writes(parameter), other)
+        entry = _Entry(own, handle, whole_shape(like), of_part, writes(parameter), other)
+        if stages is not None and parameter is not None:
+            entry = _along_model(entry, parameter, stages, optimizer.sharing)
+        yield entry
+
+
+def _along_model(
+    entry: _Entry, parameter: wf.Tensor, pipeline: Pipeline, sharing: GradientSharing | None
+) -> _Entry:
+    """An entry for a parameter, or for what is kept for it, which a plan may have split."""
+    if not is_tensor_part(parameter):
+        return entry
+    owners = {id(handle): process for handle, process in pipeline.owners}
+    gather = gather_value if sharing is None else sharing.whole_state
+    take = own_value if sharing is None else sharing.own_state
+    along = AlongModel(
+        lambda: gather(entry.handle, parameter),
+        lambda value: take(value, parameter),
+        owners[id(parameter)] == pipeline.rank,
+    )
+    return entry._replace(is_part=False, along_model=along)
 
 
 def _writer_of_stages(pipeline: Pipeline) -> Callable[[wf.Tensor | None], Writer | None]:
     """For each tensor of a pipeline, or for None what all stages have, who writes it.
 
     The processes that hold a stage have increasing ranks along the axis of batches, as parts of
-    an optimiser's state do.
+    an optimiser's state do. Of those along a model axis the first one writes.
     """
     rank, _ = _place()
-    held = gather_objects(pipeline.rank)
-    beside = [other for other, stage in enumerate(held) if stage == pipeline.rank]
-    own = (beside.index(rank), len(beside))
+    split = pipeline.tensor_parallel
+    own_place = pipeline.rank, 0 if split is None else split.group.rank
+    places = gather_objects(own_place)
+    beside = [other for other, place in enumerate(places) if place == (pipeline.rank, 0)]
+    own = (beside.index(rank), len(beside)) if rank in beside else None
     owners = {id(handle): process for handle, process in pipeline.owners}
 
     def writer(handle: wf.Tensor | None) -> Writer | None:
@@ -247,31 +340,32 @@ def _writer_of_stages(pipeline: Pipeline) -> Callable[[wf.Tensor | None], Writer
     return writer
 
 
-def _check_stages(model: Any, has_stages: bool, stages: Pipeline | None) -> None:
-    """Refuse parts along a model axis, and a model without the pipeline that holds its stages."""
-    if stages is not None:
-        if stages.tensor_parallel is None:
-            return
-    elif not has_stages and not any(is_tensor_part(p) for p in model.parameters()):
+def _check_stages(model: Any, has_stages: bool) -> None:
+    """Refuse a model without the pipeline that holds its stages."""
+    is_whole = isinstance(model, Pipeline) or not any(is_tensor_part(p) for p in model.parameters())
+    if is_whole and (isinstance(model, Pipeline) or not has_stages):
         return
     raise wf.UnsupportedError(
         "distributed.ShardedCheckpoints",
         "each process of a pipeline has other tensors, or parts of them along a model axis",
-        expected="the pipeline itself, without a plan, in place of its model",
-        got={"plan": stages is not None, "optimizer of stages": has_stages},
-        fix="checkpoints.save(step, pipeline, optimizer); with a plan "
-        "Trainer(strategy=PipelineStrategy(...), checkpoint_folder=...)",
+        expected="the pipeline itself, in place of its model",
+        got={"optimizer of stages": has_stages},
+        fix="checkpoints.save(step, pipeline, optimizer)",
     )
 
 
-def _own_part(entry: _Entry) -> Array:
-    """A copy of this process's part of a tensor's flat elements."""
-    assert entry.writer is not None
+def _own_part(entry: _Entry) -> Array | None:
+    """A copy of this process's part of a tensor's flat elements; None where others write it."""
+    handle = entry.handle
+    if entry.along_model is not None and entry.along_model.is_here:
+        handle = entry.along_model.gather()  # one at a time
+    if entry.writer is None:
+        return None
     rank, size = entry.writer
     count = int(np.prod(entry.shape, dtype=np.int64))
     each = -(-count // size)
     begin, end = min(rank * each, count), min((rank + 1) * each, count)
-    flat = entry.handle.detach().numpy().reshape(-1)
+    flat = handle.detach().numpy().reshape(-1)
     return np.array(flat[: end - begin] if entry.is_part else flat[begin:end])
 
 

@@ -12,17 +12,26 @@ import hashlib
 import itertools
 import os
 import pickle
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 import weft as wf
-from weft.collectives import Pairs, Reduce, group_cells, running_calls, user_location
+from weft.collectives import (
+    Pairs,
+    Reduce,
+    group_cells,
+    process_groups,
+    running_calls,
+    user_location,
+)
 from weft.distributed.engines.engine import Engine, LostProcess, widen_for_sum
 from weft.distributed.status import Doing, StatusBoard
 
@@ -31,8 +40,11 @@ __all__ = ["TIMED_OUT", "Group", "Watch"]
 Array = np.ndarray[Any, Any]
 TIMED_OUT = 75
 """The exit code of a process that waited too long."""
+LEFT_ALONE = 5.0
+"""Seconds that a process waits for others whose scripts are over."""
 DESCRIBED = 512
 """Bytes of the text that says what a process is about to do."""
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class Watch:
@@ -44,6 +56,7 @@ class Watch:
         self.rank, self.timeout, self.board, self._grace = rank, timeout, board, grace
         self._numbers = itertools.count(1)
         self._doing: Doing | None = None
+        self._members: Sequence[int] = ()
         self._ended = threading.Event()
 
     def start(self) -> None:
@@ -55,10 +68,16 @@ class Watch:
         self._ended.set()
 
     @contextmanager
-    def during(self, operation: str, extra: float = 0.0) -> Iterator[None]:
-        """Note an operation while it runs, which may take so many seconds more than others."""
+    def during(
+        self, operation: str, members: Sequence[int] = (), extra: float = 0.0
+    ) -> Iterator[None]:
+        """Note an operation of some processes while it runs.
+
+        extra: how many seconds more than others it may take.
+        """
         location = user_location()
         line = "" if location is None else str(location)
+        self._members = members
         self._doing = Doing(next(self._numbers), time.time() + extra, operation, line)
         if self.board is not None:
             self.board.write(self.rank, self._doing)
@@ -75,9 +94,18 @@ class Watch:
         native: dict[str, Doing] = {}
         while not self._ended.wait(min(self.timeout / 4, 1.0)):
             native = self._native_calls(native)
-            doing = next(iter(native.values()), None) or self._doing
-            if doing is not None and time.time() - doing.since > self.timeout + self._grace:
-                self._give_up(doing)
+            mesh_axis, doing = next(iter(native.items()), ("", self._doing))
+            if doing is None:
+                continue
+            waited = time.time() - doing.since
+            if waited > self.timeout + self._grace:
+                self._give_up(doing, f"waited longer than {self.timeout:g} s in {doing}")
+            members = members_of(mesh_axis) if mesh_axis else self._members
+            if waited > LEFT_ALONE and self.board is not None:
+                done = ", ".join(map(str, self.board.are_done(members)))
+                if done:
+                    reason = f"waits for rank {done}, whose script is over, in {doing}"
+                    self._give_up(doing, f"{reason}; have all processes call it equally often")
 
     def _native_calls(self, before: dict[str, Doing]) -> dict[str, Doing]:
         """The calls of compiled programs that run now, each since it was seen first."""
@@ -92,15 +120,15 @@ class Watch:
                 self.board.write(self.rank, seen)
         return now
 
-    def _give_up(self, doing: Doing) -> None:
+    def _give_up(self, doing: Doing, reason: str) -> None:
         """End the process: an engine's call cannot be interrupted."""
         lines = [
-            f"distributed: rank {self.rank} waited longer than {self.timeout:g} s in {doing}",
+            f"distributed: rank {self.rank} {reason}",
             *(self.board.report(self.rank) if self.board is not None else ()),
         ]
         text = "\n  ".join(lines)
         if self.board is not None:
-            self.board.write(self.rank, doing._replace(error=f"a wait of over {self.timeout:g} s"))
+            self.board.write(self.rank, doing._replace(error="a wait that did not end"))
         for give_up in GIVE_UP or [_print_reason]:
             give_up(text, TIMED_OUT)
         os._exit(TIMED_OUT)
@@ -118,15 +146,30 @@ GIVE_UP: list[Callable[[str, int], None]] = []
 class Group:
     """A communicator whose operations are compared, noted and watched."""
 
-    def __init__(self, engine: Engine, name: str, watch: Watch, checks: bool = True) -> None:
+    def __init__(
+        self, engine: Engine, name: str, watch: Watch, checks: bool = True,
+        members: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
         self.engine, self.name, self.watch, self.checks = engine, name, watch, checks
         self.rank, self.size = engine.rank, engine.size
+        self.members = range(engine.size) if members is None else members
+        """The numbers that the launcher gave its processes."""
+        self._what = ""
+
+    @contextmanager
+    def saying(self, what: str) -> Iterator[None]:
+        """See `Communicator`."""
+        self._what = f" {what}" if what else ""
+        try:
+            yield
+        finally:
+            self._what = ""
 
     @contextmanager
     def _operation(self, name: str, detail: str, kind: str = "") -> Iterator[None]:
         """Around an engine's call: note it, compare it with the others', translate a loss."""
-        description = f"{name}{kind}({self.name}) {detail}"
-        with self.watch.during(description):
+        description = f"{name}{kind}({self.name}){self._what} {detail}"
+        with self.watch.during(description, self.members):
             try:
                 if self.checks:
                     self._compare(description)
@@ -148,11 +191,11 @@ class Group:
 
     def compare(self, description: str) -> None:
         """Raise an error on every process if not all of them give the same text."""
-        with self.watch.during(description):
+        with self.watch.during(description, self.members):
             self._compare(description)
 
     def _compare(self, description: str) -> None:
-        digest = int.from_bytes(hashlib.blake2b(description.encode(), digest_size=7).digest())
+        digest = _digest_of(description)
         both = self.engine.largest(np.array([digest, -digest]))
         if both[0] != -both[1]:
             self._say_what_differs(description)
@@ -170,6 +213,32 @@ class Group:
             expected="the same operation, on tensors of the same type, on every process",
             got={f"rank {rank}": each for rank, each in enumerate(said)},
             fix="make shapes and the order of operations the same on all processes",
+        )
+
+    def compare_facts(self, op: str, facts: Mapping[str, str]) -> None:
+        """Raise an error on every process if one of the texts is not the same on all of them.
+
+        facts: the texts, by what they say something about; addresses of objects do not count.
+        """
+        texts = {what: _ADDRESS.sub("", text) for what, text in facts.items()}
+        own = [_digest_of(text) for text in texts.values()]
+        digests = self.all_gather(np.array(own))
+        if (digests == digests[0]).all():
+            return
+        place = int(np.argmax((digests != digests[0]).any(axis=0)))
+        what = list(texts)[place]
+        each = [data.decode().split("\n") for data in self.gather_bytes(texts[what].encode())]
+        line = next(i for i, lines in enumerate(zip_longest(*each)) if len({*lines}) > 1)
+        said = [lines[line].strip() if line < len(lines) else "nothing more" for lines in each]
+        usual = max(said, key=said.count)
+        others = [self.members[rank] for rank, each in enumerate(said) if each != usual]
+        raise wf.ProcessError(
+            op,
+            f"processes disagree on {what}: rank {', '.join(map(str, others))} differs",
+            expected=f"the same for {what} on every process",
+            got={f"rank {self.members[rank]}": each for rank, each in enumerate(said)},
+            note="" if len(each[0]) == 1 else f"line {line + 1} of how it is shown",
+            fix="make it in the same way on all processes",
         )
 
     def all_reduce(self, array: Array, reduce: Reduce) -> Array:
@@ -221,7 +290,8 @@ class Group:
 
     def receive(self, source: int, tag: int, what: str = "") -> tuple[list[Array], Any]:
         """The next arrays that a process has sent under a tag, and what it noted beside them."""
-        with self.watch.during(f"receive({self.name}) {what} from {source}"):
+        sender = [self.members[source]]
+        with self.watch.during(f"receive({self.name}) {what} from {source}", sender):
             try:
                 note, kinds = pickle.loads(self.engine.receive(source, tag).tobytes())
                 arrays = [
@@ -280,7 +350,19 @@ class Group:
 
     def subgroup(self, ranks: Sequence[int], name: str) -> Group:
         """The group of some ranks, this one among them; disjoint groups are made at once."""
-        return Group(self.engine.subgroup(ranks), name, self.watch, self.checks)
+        members = [self.members[rank] for rank in ranks]
+        return Group(self.engine.subgroup(ranks), name, self.watch, self.checks, members)
+
+
+def _digest_of(text: str) -> int:
+    """The number that stands for a text, of 56 bits."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest())
+
+
+def members_of(mesh_axis: str) -> Sequence[int]:
+    """The numbers of the processes along an axis; none where it has no group any more."""
+    group = process_groups().get(mesh_axis)
+    return group.members if isinstance(group, Group) else ()
 
 
 def _type_of(array: Array) -> str:

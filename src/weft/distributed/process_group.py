@@ -216,7 +216,7 @@ def join_world() -> Group:
     place = _meeting_place(launch, alone.watch.timeout)
     engine = join_gloo_world(launch.rank, launch.size, place, launch.restarts)
     alone.watch.start()
-    return Group(engine, "world", alone.watch, alone.checks)
+    return Group(engine, "world", alone.watch, alone.checks, ())
 
 
 def restarts() -> int:

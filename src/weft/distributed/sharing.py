@@ -9,6 +9,7 @@ each process keeps the optimiser's state of its part of every parameter, and upd
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,9 +20,11 @@ from weft.collectives import (
     all_reduce,
     axis_size,
     broadcast,
-    reduce_scatter,
+    find_group,
+    sum_of,
     take_shard,
 )
+from weft.distributed.group import Group
 from weft.distributed.parameters import (
     gather_value,
     is_of_experts,
@@ -29,10 +32,12 @@ from weft.distributed.parameters import (
     is_tensor_part,
     own_value,
     part_facts,
+    whole_shape,
 )
 
 __all__ = [
     "BUCKET", "GradientSharing", "LocalSteps", "data_parallel", "part_weight", "share_stages",
+    "split_anew",
 ]  # fmt: skip
 
 BUCKET = 1 << 22
@@ -91,6 +96,7 @@ def data_parallel(optimizer: Any, *, zero: int = 0, mesh_axis: str = "data") -> 
             fix="zero=0, or shard_experts(model) along all processes with zero=3",
         )
     sharing = GradientSharing(mesh_axis, zero, axis_size(mesh_axis), are_split, axes, copies)
+    _compare_optimizers("data_parallel", optimizer, mesh_axis, f"zero={zero}")
     with wf.no_grad():
         for parameter, slots, split in zip(
             optimizer.parameters, optimizer.state, are_split, strict=True
@@ -112,6 +118,36 @@ def _axes_of_split_parameters(
     facts = [known if split else None for known, split in pairs]
     axes = tuple("" if known is None else known.mesh_axis for known in facts)
     return axes, tuple(None if known is None else known.copies for known in facts)
+
+
+def _compare_optimizers(op: str, optimizer: Any, mesh_axis: str, how: str) -> None:
+    """Refuse other rules, settings or parameters on some processes: their weights would drift."""
+    group = find_group(op, mesh_axis)
+    if isinstance(group, Group) and group.size > 1:
+        shapes = [f"{p.dtype}{list(whole_shape(p))}" for p in optimizer.parameters]
+        shown = {"the parameters": "\n".join(shapes), "the optimiser": repr(optimizer)}
+        group.compare_facts(op, {"what is shared": how, **shown})
+
+
+def split_anew(model: Any, optimizer: Any, size: int) -> None:
+    """Give parts of parameters and state the shape that they have among so many processes.
+
+    They hold zeros until a checkpoint is put in place, as what a lost process had is gone.
+    """
+    optimizer.sharing = replace(optimizer.sharing, size=size)
+
+    def empty_part(handle: wf.Tensor, like: wf.Tensor) -> wf.Tensor:
+        columns = -(-math.prod(whole_shape(like)) // size)
+        return wf.zeros(columns, dtype=handle.dtype, device=handle.device)
+
+    with wf.no_grad():
+        for parameter, slots in zip(optimizer.parameters, optimizer.state, strict=True):
+            if optimizer.sharing.has_parts or is_part(parameter):
+                for value in slots.values():
+                    value.set_(empty_part(value, parameter))
+        for parameter in model.parameters():
+            if is_part(parameter):
+                parameter.set_(empty_part(parameter, parameter))
 
 
 def part_weight(rows: int, mesh_axis: str = "data") -> wf.Tensor:
@@ -177,6 +213,7 @@ class LocalSteps:
         self.optimizer, self.every = optimizer, every
         self._sharing = GradientSharing(mesh_axis, 0, axis_size(mesh_axis))
         self._count = 0
+        _compare_optimizers("LocalSteps", optimizer, mesh_axis, f"every={every}")
         with wf.no_grad():
             for handle in self._handles():
                 handle.copy_(broadcast(handle, mesh_axis))
@@ -334,16 +371,16 @@ class GradientSharing:
         filled = wf.concat([flat, wf.zeros(missing, dtype=flat.dtype)]) if missing else flat
         return filled.reshape(size, columns)
 
-    def _mean_bucket(self, gradients: Sequence[wf.Tensor]) -> list[wf.Tensor]:
-        total = all_reduce(_flat(gradients), self.mesh_axis)
+    def _mean_bucket(self, gradients: Sequence[wf.Tensor], what: str) -> list[wf.Tensor]:
+        total = sum_of(_flat(gradients), self.mesh_axis, what)
         parts = _columns(total[None], [int(g.size) for g in gradients])
         # Divided in its own shape, a gradient is read once, by the update that divides it.
         return [part.reshape(g.shape) / self.size for part, g in zip(parts, gradients, strict=True)]
 
-    def _scatter_bucket(self, gradients: Sequence[wf.Tensor]) -> list[wf.Tensor]:
+    def _scatter_bucket(self, gradients: Sequence[wf.Tensor], what: str) -> list[wf.Tensor]:
         rows = [self._padded_rows(g) for g in gradients]
         joined = rows[0] if len(rows) == 1 else wf.concat(rows, axis=1)
-        own = reduce_scatter(joined, self.mesh_axis) / self.size  # [1, elements]
+        own = sum_of(joined, self.mesh_axis, what, scattered=True) / self.size  # [1, elements]
         return [part.reshape(-1) for part in _columns(own, [int(r.shape[1]) for r in rows])]
 
 
@@ -361,16 +398,36 @@ def _columns(rows: wf.Tensor, widths: Sequence[int]) -> Iterator[wf.Tensor]:
 
 
 def _in_buckets(
-    gradients: Gradients, share: Callable[[Sequence[wf.Tensor]], list[wf.Tensor]]
+    gradients: Gradients, share: Callable[[Sequence[wf.Tensor], str], list[wf.Tensor]]
 ) -> Gradients:
-    """Gradients shared in buckets, those that the way back computes first ahead."""
+    """Gradients shared in buckets, those that the way back computes first ahead.
+
+    Which gradients a bucket holds is said with it: a process that has that of another parameter,
+    of the same size, would have it added to the wrong one.
+    """
     indexed = [(i, g) for i, g in enumerate(gradients) if g is not None][::-1]
     present, chosen = [i for i, _ in indexed], [g for _, g in indexed]
     results: Gradients = [None] * len(gradients)
     for bucket in _buckets(chosen):
-        for place, value in zip(bucket, share([chosen[i] for i in bucket]), strict=True):
+        what = f"gradients {_spans(sorted(present[i] for i in bucket))}"
+        for place, value in zip(bucket, share([chosen[i] for i in bucket], what), strict=True):
             results[present[place]] = value
     return results
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """Increasing numbers, those in a row by their ends.
+
+    >>> _spans([0, 1, 2, 5])
+    '0-2, 5'
+    """
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and spans[-1][-1] == number - 1:
+            spans[-1][1:] = [number]
+        else:
+            spans.append([number])
+    return ", ".join("-".join(map(str, span)) for span in spans)
 
 
 def _buckets(tensors: Sequence[Any]) -> Iterator[list[int]]:

@@ -11,13 +11,16 @@ import json
 import mmap
 import os
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["STATUS", "Doing", "StatusBoard"]
+__all__ = ["DONE", "STATUS", "Doing", "StatusBoard"]
 
 STATUS = "status"
 """The name of the file in the job's folder."""
+DONE = "done-"
+"""What names of files begin with that processes leave there when they end in order."""
 SLOT = 1024
 """Bytes of a process's place."""
 
@@ -42,8 +45,9 @@ class StatusBoard:
     """The places of all processes of a job on one host."""
 
     def __init__(self, folder: str | os.PathLike[str], size: int) -> None:
-        path = Path(folder) / STATUS
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._folder = Path(folder)
+        path = self._folder / STATUS
+        self._folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             if os.fstat(handle).st_size < size * SLOT:
@@ -78,6 +82,10 @@ class StatusBoard:
             key=lambda pair: (not pair[1].error, pair[1].number),
         )
         return [f"rank {other}: {doing}, {now - doing.since:.1f} s ago" for other, doing in ordered]
+
+    def are_done(self, ranks: Collection[int]) -> list[int]:
+        """Those of some processes that have ended in order."""
+        return [rank for rank in ranks if (self._folder / f"{DONE}{rank}").exists()]
 
     def close(self) -> None:
         """Give the memory back; the file stays until the launcher removes its folder."""

@@ -8,6 +8,7 @@ and does not have to believe exit codes of an engine's launcher, which may be 0 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import runpy
@@ -21,12 +22,13 @@ from pathlib import Path
 import weft as wf
 from weft.distributed.environment import find_launch
 from weft.distributed.group import GIVE_UP
-from weft.distributed.recovery import WENT_ON
+from weft.distributed.regrouping import WENT_ON
+from weft.distributed.status import DONE
 from weft.files import write_text
 
-__all__ = ["DONE", "FAILED", "main"]
+__all__ = ["FAILED", "main"]
 
-DONE, FAILED = "done-", "failed-"
+FAILED = "failed-"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -107,7 +109,7 @@ def _own_frames(error: BaseException) -> str:
     """The traceback without the library's frames, as far as there are others."""
     frames = traceback.extract_tb(error.__traceback__)
     library = str(Path(__file__).parents[1]) + os.sep
-    hidden = (library, runpy.__file__, "<frozen")
+    hidden = (library, runpy.__file__, contextlib.__file__, "<frozen")
     shown = [frame for frame in frames if not frame.filename.startswith(hidden)]
     if not isinstance(error, wf.WeftError):
         shown = [f for f in frames if not f.filename.startswith((__file__, *hidden[1:]))]

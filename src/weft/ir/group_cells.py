@@ -58,6 +58,8 @@ _cells: dict[str, Array] = {}
 _queues: dict[str, tuple[Array, Callable[[], None]]] = {}
 """The queue of calls of an axis, and what empties it."""
 _descriptions: dict[int, str] = {}
+_said: dict[int, str] = {}
+"""What calls are for, by the numbers that stand for them."""
 _failures: dict[int, BaseException] = {}
 """What a call in Python has raised, by thread."""
 
@@ -151,11 +153,17 @@ def _reduce_in_python(
         result = _array_at(target, count, dtype)
         given = result if source is None else _array_at(source, count, dtype)
         group = find_group("all_reduce", list(_cells)[axis])
-        result[:] = group.all_reduce(given, OPERATIONS[operation])
+        with group.saying(_said_in(axis)):
+            result[:] = group.all_reduce(given, OPERATIONS[operation])
     except BaseException as error:  # must not pass through native code
         _failures[get_ident()] = error
         return 1
     return 0
+
+
+def _said_in(axis: int) -> str:
+    """What the call that runs over an axis is for, where it was said."""
+    return _said.get(int(list(_cells.values())[axis][DIGEST]), "")
 
 
 def _array_at(address: int, count: int, dtype: np.dtype[Any]) -> Array:
@@ -177,7 +185,8 @@ def _move_in_python(name: str) -> Callable[..., int]:
                 moved = group.all_gather(_array_at(source, count, dtype))
             else:
                 blocks = _array_at(source, count * group.size, dtype)
-                moved = group.all_to_all(blocks.reshape(group.size, count))
+                with group.saying(_said_in(axis)):
+                    moved = group.all_to_all(blocks.reshape(group.size, count))
             result[:] = moved.reshape(-1)
         except BaseException as error:  # must not pass through native code
             _failures[get_ident()] = error
@@ -250,10 +259,15 @@ def _address_of(callback: Any) -> int:
     return int(ctypes.cast(callback, ctypes.c_void_p).value or 0)
 
 
-def describe_call(text: str, place: str) -> int:
-    """The number that stands for a call in native code, of 56 bits; not for its place."""
+def describe_call(text: str, place: str, what: str = "") -> int:
+    """The number that stands for a call in native code, of 56 bits; not for its place.
+
+    what: what it is for, which is in the text as well.
+    """
     digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest())
     _descriptions[digest] = text + place
+    if what:
+        _said[digest] = what
     return digest
 
 

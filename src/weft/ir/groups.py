@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -24,15 +24,16 @@ import numpy as np
 from weft.core.errors import ArgumentError
 from weft.ir.tensor import traces
 
-__all__ = ["Communicator", "Reduce", "bind_groups", "bind_thread_groups", "bound_groups",
-           "find_group", "group_size", "process_groups", "stands_for_process"]  # fmt: skip
+__all__ = ["Communicator", "Reduce", "Transport", "bind_groups", "bind_thread_groups",
+           "bound_groups", "find_group", "group_size", "process_groups",
+           "stands_for_process"]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 Reduce = Literal["sum", "max", "min"]
 Pairs = Sequence[tuple[int, int]]
 
 
-class Communicator(Protocol):
+class Transport(Protocol):
     """A group of processes that call the same collectives in the same order.
 
     Arrays are contiguous arrays of the host. A result is a new array, or memory of the engine that
@@ -64,6 +65,13 @@ class Communicator(Protocol):
 
     def permute(self, array: Array, pairs: Pairs) -> Array:
         """The array of the process that sends to this one; zeros where none does."""
+
+
+class Communicator(Transport, Protocol):
+    """A transport whose processes can say what an operation is for."""
+
+    def saying(self, what: str) -> AbstractContextManager[None]:
+        """Around an operation: what it is for, which must be the same on all processes."""
 
 
 class _ThreadGroups(threading.local):

@@ -61,12 +61,13 @@ def collective(
 
     over_shards(stack, size, **own): all results of all shards, [size, ...] to [size, ...].
     over_group(group, shard, **own): the result of this process. shard_type(type, size, **own): the
-    type of a result. axes: the parameters among its own that name axes of a shard.
+    type of a result. axes: the parameters among its own that name axes of a shard. Whoever applies
+    it may say `what` it is for, a text that must be the same on all processes.
     """
     allowed = frozenset(DTYPE_CLASSES[dtypes])
 
     def type_rule(
-        x: TensorType, mesh_axis: str, size: int, stacked: bool, **own: Any
+        x: TensorType, mesh_axis: str, size: int, stacked: bool, what: str = "", **own: Any
     ) -> TensorType:
         _check_axis(name, x, mesh_axis, size, stacked)
         if x.dtype not in allowed:
@@ -76,13 +77,16 @@ def collective(
         one = shard_type(x.with_shape(x.shape[1:]), size=size, **own)
         return one.with_shape((size, *one.shape))
 
-    def reference(x: Array, mesh_axis: str, size: int, stacked: bool, **own: Any) -> Array:
+    def reference(
+        x: Array, mesh_axis: str, size: int, stacked: bool, what: str = "", **own: Any
+    ) -> Array:
         if stacked:
             return over_shards(x, size, **own)
         if size == 1:
             return np.asarray(over_shards(x[None], size, **own)[0])
         group = _group_of_size(name, mesh_axis, size)
-        return over_group(group, np.require(x, requirements="C"), **own)
+        with group.saying(what):
+            return over_group(group, np.require(x, requirements="C"), **own)
 
     primitive = Primitive(
         name,

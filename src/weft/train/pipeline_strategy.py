@@ -107,14 +107,23 @@ class PipelineStrategy(DataStrategy):
         loss, outputs = self.pipeline.evaluate(*batches.split(batch))
         return loss, outputs if trainer.metrics else None
 
-    def join_metrics(self, metrics: Sequence[Any]) -> None:
-        """See `Strategy`; processes with the last stage have seen the outputs."""
+    @property
+    def _counts(self) -> bool:
+        """Whether this process has seen outputs that none of lower rank has seen as well."""
         is_first = wf.distributed.axis_index("model").item() == 0  # others have seen the same
-        is_counted = self.pipeline.has_loss and is_first
-        mine = [metric.state for metric in metrics] if is_counted else None
+        return bool(self.pipeline.has_loss and is_first)
+
+    @property
+    def takes_counts(self) -> bool:
+        """See `Strategy`."""
+        return self._counts and self.place == 0
+
+    def joined_metrics(self, metrics: Sequence[Any]) -> list[Any]:
+        """See `Strategy`; processes with the last stage have seen the outputs."""
+        mine = [metric.state for metric in metrics] if self._counts else None
         states = [each for each in wf.distributed.gather_objects(mine) if each is not None]
-        for metric, each in zip(metrics, zip(*states, strict=True), strict=True):
-            metric.state = metric.joined_state(each)
+        pairs = zip(metrics, zip(*states, strict=True), strict=True)
+        return [metric.joined_state(each) for metric, each in pairs]
 
     def end_fit(self, trainer: Any) -> None:
         """See `Strategy`: the model on all processes gets the weights of all stages."""

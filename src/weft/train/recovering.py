@@ -1,8 +1,10 @@
 """A trainer that goes on after the loss of a process: `Trainer(strategy="data", recover=True)`.
 
-Those that are left form a new group, take the state of one that came furthest, and go on with the
-batch after that state's last update; global batches stay the same. What only the lost process had
-counted for the training metrics of the epoch is left out of them; losses are those of all.
+Those that are left form a new group. Where each has all of the state, they take that of one that
+came furthest, and go on with the batch after its last update; global batches stay the same. What
+only the lost process had counted for the training metrics of the epoch is left out of them; losses
+are those of all. With ZeRO a lost process had a part of the state, so all go on from the last
+checkpoint.
 """
 
 from __future__ import annotations
@@ -12,9 +14,16 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import weft as wf
-from weft.distributed.recovery import Members, is_loss, joining_error, take_newest
+from weft.distributed.regrouping import (
+    Members,
+    is_loss,
+    joining_error,
+    no_checkpoint,
+    take_newest,
+)
+from weft.distributed.sharing import split_anew
 from weft.train import resuming
-from weft.train.strategies import DataStrategy, Strategy
+from weft.train.strategies import DataStrategy, SplitStrategy, Strategy
 
 __all__ = ["RecoveringStrategy", "recovering_strategy"]
 
@@ -36,27 +45,12 @@ COUNTS = ("epoch", "step", "batches", "loss_sum", "loss_count", "stopped", "tota
 """What a trainer counts and remembers in plain attributes."""
 
 
-def recovering_strategy(strategy: Strategy, optimizer: Any) -> Strategy:
-    """The strategy of a trainer, which goes on after losses."""
-    if type(strategy) is not DataStrategy or strategy.zero:
-        raise wf.UnsupportedError(
-            "train.Trainer",
-            "a lost process had a part of the state that no other has",
-            expected='recover=True with strategy="data"',
-            got={"strategy": type(strategy).__name__, "zero": getattr(strategy, "zero", 0)},
-            fix='strategy="data", or checkpoint_folder=... and fit(..., resume=True)',
-        )
-    recovering = RecoveringStrategy(optimizer)
-    recovering.chosen = strategy.chosen
-    return recovering
-
-
 class RecoveringStrategy(DataStrategy):
     """Data parallel training that goes on after losses; `members` says who is left."""
 
-    def __init__(self, optimizer: Any) -> None:
-        super().__init__(0)
-        self.members = Members("train.Trainer", optimizer)
+    def __init__(self, optimizer: Any, zero: int = 0) -> None:
+        super().__init__(zero)
+        self.members = Members("train.Trainer", optimizer, has_checkpoints=zero > 0)
         self._place: Place | None = None
         self._loader_epoch = 0
         self._metric_states: list[Any] = []
@@ -74,9 +68,18 @@ class RecoveringStrategy(DataStrategy):
     def run_step(self, trainer: Any, batch: Any, *settings: Any) -> tuple[wf.Tensor, Any, Any]:
         """See `Strategy`; between updates, processes are taken in that wait to join."""
         is_first = trainer.waiting == trainer.own_rows(batch)
-        if is_first and self.members.has_waiting():
+        if is_first and self._takes_in() and self.members.has_waiting():
             raise joining_error()
         return super().run_step(trainer, batch, *settings)
+
+    def _takes_in(self) -> bool:
+        """Whether processes may join now, which all processes know alike."""
+        return True
+
+    @property
+    def is_joining(self) -> bool:
+        """See `Strategy`."""
+        return self.members.is_joining
 
     def end_update(self, trainer: Any) -> None:
         """See `Strategy`."""
@@ -142,6 +145,88 @@ class RecoveringStrategy(DataStrategy):
         for metric, state in zip(trainer.metrics, self._metric_states, strict=True):
             metric.state = copy.deepcopy(state)
         wf.random.set_state(wf.random.GeneratorState(*place.random))
+
+
+class RestoringStrategy(RecoveringStrategy):
+    """Data parallel training with split state, which goes on from the last checkpoint.
+
+    Processes that come back are taken in where one was just written, so that nothing is redone.
+    """
+
+    _is_saved = False
+
+    def begin_epoch(self, trainer: Any, loader: Any) -> None:
+        """See `Strategy`; the first epoch begins with a checkpoint."""
+        if self.is_joining:
+            raise joining_error()
+        if wf.distributed.broadcast_object(trainer.checkpoint_folder.latest()) is None:
+            trainer.save_checkpoint(loader=loader)
+
+    def end_update(self, trainer: Any) -> None:
+        """See `Strategy`; what others would go on from is in the checkpoint."""
+
+    def write_once(self, write: Any) -> Any:
+        """See `Strategy`."""
+        result = super().write_once(write)
+        self._is_saved = True
+        return result
+
+    def _takes_in(self) -> bool:
+        is_saved, self._is_saved = self._is_saved, False
+        return is_saved
+
+    def _go_on(self, trainer: Any, loader: Any) -> None:
+        """Take the state of the last checkpoint, and this process's part of the batches."""
+        folder = trainer.checkpoint_folder
+        told = wf.distributed.broadcast_object((folder.latest(), trainer.total_epochs))
+        path, trainer.total_epochs = told
+        if path is None:
+            raise no_checkpoint("train.Trainer", folder.path)
+        self.find_place()
+        split_anew(trainer.model, trainer.optimizer, self.size)
+        _renew_programs(trainer)
+        resuming.go_on_from(trainer, loader, path)
+        trainer.optimizer.zero_grad()  # of the update that was not finished
+        self.share_loader(loader)
+        self._is_saved = True
+
+
+class RestoringSplitStrategy(RestoringStrategy, SplitStrategy):
+    """The same, where parameters are split as well."""
+
+    def take_called_model(self, strategy: SplitStrategy) -> None:
+        """Call the model as another strategy does, which has split it."""
+        self._called = strategy._called
+
+
+def recovering_strategy(strategy: Strategy, trainer: Any) -> Strategy:
+    """The strategy of a trainer, which goes on after losses."""
+    if type(strategy) not in (DataStrategy, SplitStrategy):
+        raise wf.UnsupportedError(
+            "train.Trainer",
+            "this strategy does not go on after the loss of a process",
+            expected='recover=True with strategy="data", "zero1", "zero2" or "zero3"',
+            got={"strategy": type(strategy).__name__},
+            fix='strategy="data", or checkpoint_folder=... and fit(..., resume=True)',
+        )
+    assert isinstance(strategy, DataStrategy)
+    if not strategy.zero:
+        recovering = RecoveringStrategy(trainer.optimizer)
+    elif trainer.checkpoint_folder is None:
+        raise wf.UnsupportedError(
+            "train.Trainer",
+            "a lost process had a part of the state that no other has",
+            expected="checkpoints to go on from, with recover=True and ZeRO",
+            got={"zero": strategy.zero, "checkpoint_folder": None},
+            fix='checkpoint_folder="run", checkpoint_every=1000; or strategy="data"',
+        )
+    elif isinstance(strategy, SplitStrategy):
+        recovering = RestoringSplitStrategy(trainer.optimizer, strategy.zero)
+        recovering.take_called_model(strategy)
+    else:
+        recovering = RestoringStrategy(trainer.optimizer, strategy.zero)
+    recovering.chosen = strategy.chosen
+    return recovering
 
 
 EPOCHS = 1 << 20

@@ -30,8 +30,8 @@ from weft.train.checkpoints import Checkpoint, CheckpointError, CheckpointFolder
 from weft.train.history import History
 from weft.train.packing import pack, unpack
 
-__all__ = ["epoch_batches", "load", "named_callbacks", "refuse_used_folder", "resume", "save",
-           "state_of", "state_or_none"]  # fmt: skip
+__all__ = ["epoch_batches", "go_on_from", "load", "named_callbacks", "refuse_used_folder", "resume",
+           "save", "state_of", "state_or_none"]  # fmt: skip
 
 
 def save(
@@ -69,12 +69,20 @@ def state_of(trainer: Any, loader: Any) -> dict[str, Any]:
         "ema": state_or_none(trainer.ema),
         "random": tuple(wf.random.get_state()),
         "loader": trainer.loader_state if trainer.batches else state_or_none(loader),
-        "metrics": {metric.name: metric.state for metric in trainer.metrics},
+        "metrics": _metric_states(trainer),
         "loss": [trainer.loss_sum, trainer.loss_count],
         "sizes": [trainer.train_programs.first, trainer.evaluation_programs.first],
         "callbacks": {name: each.state_dict() for name, each in named_callbacks(trainer)},
         "stopped": trainer.stopped,
     }
+
+
+def _metric_states(trainer: Any) -> dict[str, Any]:
+    """The counts of the epoch's metrics by name, of all processes; each may have its own so far."""
+    metrics, strategy = trainer.metrics, trainer.strategy
+    joined = trainer.are_joined
+    states = [each.state for each in metrics] if joined else strategy.joined_metrics(metrics)
+    return {metric.name: state for metric, state in zip(metrics, states, strict=True)}
 
 
 def state_or_none(value: Any) -> Any:
@@ -104,8 +112,11 @@ def load(trainer: Any, path: Any = None, kind: str = "step") -> dict[str, Any]:
         for name in ("schedule", "ema"):
             if state[name] is not None and getattr(trainer, name) is not None:
                 getattr(trainer, name).load_state_dict(state[name])
+        takes_counts = trainer.strategy.takes_counts or checkpoint.facts["batches"] == 0
         for metric in trainer.metrics:
-            metric.state = state["metrics"].get(metric.name, metric.state)
+            if metric.name in state["metrics"]:
+                metric.reset()
+                metric.state = state["metrics"][metric.name] if takes_counts else metric.state
         for name, callback in named_callbacks(trainer):
             if name in state["callbacks"]:
                 callback.load_state_dict(state["callbacks"][name])
@@ -139,13 +150,19 @@ def resume(trainer: Any, loader: Any) -> None:
             got={"checkpoint_folder": None},
             fix='wf.train.Trainer(..., checkpoint_folder="run")',
         )
-    if folder.latest() is None:
+    path = folder.latest()
+    if path is None:
         if trainer.seed is not None:
             wf.random.seed(trainer.seed)
         return
-    state = load(trainer)
+    go_on_from(trainer, loader, path)
+
+
+def go_on_from(trainer: Any, loader: Any, path: Path) -> None:
+    """Put a checkpoint's state into a trainer, and its place in the data into the loader."""
+    state = load(trainer, path)
     if state["loader"] is not None and hasattr(loader, "load_state_dict"):
-        with _name_file_in_errors(trainer.checkpoint_folder.latest() / "manifest.json"):
+        with _name_file_in_errors(path / "manifest.json"):
             loader.load_state_dict(state["loader"])
         trainer.loader_restored = True
 

@@ -37,6 +37,11 @@ class Strategy:
     chosen: str | None = None
     """With "auto": which strategy this is and why, in a line."""
 
+    @property
+    def is_joining(self) -> bool:
+        """Whether others train already, and this process will take their state."""
+        return False
+
     def share_trainer(self, trainer: Any) -> None:
         """Have the trainer's model and optimiser take part."""
 
@@ -118,8 +123,19 @@ class Strategy:
         """The sums of all processes' numbers."""
         return list(numbers)
 
+    @property
+    def takes_counts(self) -> bool:
+        """Whether this process goes on from joined counts of metrics; the others begin at none."""
+        return True
+
+    def joined_metrics(self, metrics: Sequence[Any]) -> list[Any]:
+        """The counts of each metric, those of all processes together."""
+        return [metric.state for metric in metrics]
+
     def join_metrics(self, metrics: Sequence[Any]) -> None:
         """Make the counts of metrics those of all processes."""
+        for metric, state in zip(metrics, self.joined_metrics(metrics), strict=True):
+            metric.state = state
 
     def write_once(self, write: Any) -> Any:
         """What a function returns that writes files, which one process calls."""
@@ -133,6 +149,12 @@ class WholeStrategy(Strategy):
         if not wf.distributed.is_initialized():
             wf.distributed.init()
         self.rank = wf.distributed.rank()
+
+    def begin_fit(self, trainer: Any, loader: Any) -> Any:
+        """See `Strategy`: processes that would train something else are named."""
+        if wf.distributed.world_size() > 1:
+            wf.distributed.world().compare_facts("train.Trainer", _facts_of(trainer, loader))
+        return super().begin_fit(trainer, loader)
 
     def write_once(self, write: Any) -> Any:
         """See `Strategy`; the others wait, and an error of the writer is theirs, too."""
@@ -213,11 +235,16 @@ class DataStrategy(WholeStrategy):
         rows = wf.distributed.gather_objects(list(numbers))
         return [sum(column) for column in zip(*rows, strict=True)]
 
-    def join_metrics(self, metrics: Sequence[Any]) -> None:
+    @property
+    def takes_counts(self) -> bool:
+        """See `Strategy`."""
+        return self.rank == 0
+
+    def joined_metrics(self, metrics: Sequence[Any]) -> list[Any]:
         """See `Strategy`."""
         states = wf.distributed.gather_objects([metric.state for metric in metrics])
-        for metric, each in zip(metrics, zip(*states, strict=True), strict=True):
-            metric.state = metric.joined_state(each)
+        pairs = zip(metrics, zip(*states, strict=True), strict=True)
+        return [metric.joined_state(each) for metric, each in pairs]
 
     def model_state(self, model: Any) -> Any:
         """See `Strategy`; parameters that processes have parts of are gathered."""
@@ -302,6 +329,21 @@ class LocalStrategy(DataStrategy):
         """See `Strategy`."""
         self._local.take_mean()
         return super().optimizer_state(optimizer)
+
+
+def _facts_of(trainer: Any, loader: Any) -> dict[str, str]:
+    """What a training is, in texts that are the same on all processes."""
+    loss = trainer.loss_function
+    names = ("accumulate", "checkpoint_every", "schedule", "ema")
+    settings = [f"{name}={getattr(trainer, name)!r}" for name in names]
+    place = loader.state_dict() if hasattr(loader, "share") else {}
+    place.pop("seed", None)  # what an order comes of; that of what is drawn for items is one's own
+    return {
+        "the model": repr(trainer.model),
+        "the loss": getattr(loss, "__qualname__", None) or repr(loss),
+        "the trainer's settings": "\n".join([type(trainer.strategy).__name__, *settings]),
+        "the data": f"{trainer.total_batches} batches {place}",
+    }
 
 
 def no_average(strategy: str) -> wf.UnsupportedError:

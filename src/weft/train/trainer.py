@@ -118,7 +118,7 @@ class Trainer:
         self.compile_programs(compile)
         self.strategy.share_trainer(self)
         if recover:
-            self.strategy = recovering_strategy(self.strategy, optimizer)
+            self.strategy = recovering_strategy(self.strategy, self)
         self.schedule = self._attach_schedule(schedule)
         self._begin()
 
@@ -200,7 +200,7 @@ class Trainer:
         self.stopped = ""
         self.gradients: dict[str, wf.Tensor] = {}
         self._wants_gradients = False
-        self.loss_sum, self.loss_count, self.waiting = 0.0, 0, 0
+        self.loss_sum, self.loss_count, self.waiting, self.are_joined = 0.0, 0, 0, False
         self.loader_state: Any = None
         self.loader_restored = False
         self._part_rows: list[int] = []
@@ -322,9 +322,9 @@ class Trainer:
         then bitwise those of a run that was never interrupted.
         """
         loader = batches.as_loader("fit", data, batch_size, shuffle=True, seed=self.seed)
+        self.total_batches = batches.count_of(loader)
         loader = self.strategy.begin_fit(self, loader)
         held_out = self._validation(validation, batch_size)
-        self.total_batches = batches.count_of(loader)
         self.stopped = ""
         self.batches = 0
         done = self.epoch
@@ -333,7 +333,7 @@ class Trainer:
         if resume:
             done = 0
             resuming.resume(self, loader)
-        elif self.step == 0:
+        elif self.step == 0 and not self.strategy.is_joining:
             resuming.refuse_used_folder(self.checkpoint_folder)
             if self.seed is not None:
                 wf.random.seed(self.seed)
@@ -375,6 +375,7 @@ class Trainer:
         self._part_rows = []
         self.epoch += 1
         self.strategy.join_metrics(self.metrics)
+        self.are_joined = True
         measured = self._metric_values(self.metrics)
         self.row = {"epoch": self.epoch, "step": self.step, "loss": self.mean_loss, **measured}
         if held_out is not None:
@@ -467,7 +468,7 @@ class Trainer:
                 metric.update(outputs, batches.split(batch)[1])
 
     def _reset_counts(self) -> None:
-        self.loss_sum, self.loss_count, self.waiting = 0.0, 0, 0
+        self.loss_sum, self.loss_count, self.waiting, self.are_joined = 0.0, 0, 0, False
         for metric in self.metrics:
             metric.reset()
 

@@ -26,6 +26,7 @@ from weft.ops.collectives import (
     REDUCERS,
     exchange_parts,
     gather_shards,
+    reduce_shards,
     scatter_sum,
 )
 from weft.ops.conversion import convert
@@ -51,7 +52,7 @@ class _FirstAxes(Walk):
         if not is_own or params["size"] == 1:
             return None
         replaced: Atom | None = None
-        if node.primitive in (*REDUCERS.values(), scatter_sum):
+        if node.primitive in (*REDUCERS.values(), scatter_sum, reduce_shards):
             replaced = self._widen(node)
         if replaced is None and node.primitive in (gather_shards, scatter_sum):
             replaced = self._turn(node)

@@ -8,6 +8,7 @@ those that reach each other make the next one. bfloat16 is summed in float32.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import cached_property
@@ -124,6 +125,8 @@ class GlooEngine:
         self._gloo, self._rank, self._size = gloo, rank, size
         self.generation = generation
         self._place, self._group = place, group
+        self._subgroups = Counter[str]()
+        """How many groups of the same processes were made; each meets at a place of its own."""
         timeout = place.timeout
         os.makedirs(place.folder, exist_ok=True)
         store = gloo.rendezvous.PrefixStore(group, gloo.rendezvous.FileStore(place.folder))
@@ -247,7 +250,9 @@ class GlooEngine:
 
     def subgroup(self, ranks: Sequence[int]) -> GlooEngine:
         """See `Engine`."""
-        name = f"{self._group}.{'-'.join(map(str, ranks))}"
+        numbers = "-".join(map(str, ranks))
+        self._subgroups[numbers] += 1
+        name = f"{self._group}.{numbers}.{self._subgroups[numbers]}"
         rank = list(ranks).index(self._rank)
         return GlooEngine(self._gloo, rank, len(ranks), self._place, name)
 

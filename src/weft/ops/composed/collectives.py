@@ -37,12 +37,13 @@ from weft.ops.placement import default_device_here
 
 __all__ = [
     "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "broadcast", "permute",
-    "reduce_scatter", "reduce_to", "take_shard",
+    "reduce_scatter", "reduce_to", "sum_of", "take_shard",
 ]  # fmt: skip
 
 
-def _own_params(op: str, mesh_axis: str) -> dict[str, Any]:
-    return {"mesh_axis": mesh_axis, "size": group_size(op, mesh_axis), "stacked": False}
+def _own_params(op: str, mesh_axis: str, what: str = "") -> dict[str, Any]:
+    said = {"what": what} if what else {}
+    return {"mesh_axis": mesh_axis, "size": group_size(op, mesh_axis), "stacked": False, **said}
 
 
 _REDUCERS = {"sum": all_reduce_sum, "max": all_reduce_max, "min": all_reduce_min}
@@ -69,6 +70,17 @@ def all_reduce(x: Any, mesh_axis: str = "world", *, op: str = "sum") -> Tensor:
         total = apply(all_reduce_sum, x, **params)
         return total / group_size("all_reduce", mesh_axis)
     return apply(_REDUCERS[op], x, **params)
+
+
+def sum_of(x: Any, mesh_axis: str, what: str, *, scattered: bool = False) -> Tensor:
+    """The sum of all processes' tensors, or this process's part of it along the first axis.
+
+    what: what it is for, a text; processes that say something else are named in an error.
+    """
+    params = _own_params("all_reduce", mesh_axis, what)
+    return (
+        apply(scatter_sum, x, axis=0, **params) if scattered else apply(all_reduce_sum, x, **params)
+    )
 
 
 def all_gather(x: Any, mesh_axis: str = "world", *, axis: int = 0) -> Tensor:

@@ -68,17 +68,19 @@ def collective_launches(node: GraphNode, error: Literal) -> list[Launch] | None:
     primitive, params = node.primitive, node.params
     if not isinstance(primitive.kind, Collective) or params["stacked"] or params["size"] == 1:
         return None
-    native = _native_call(node) if node.operands else None
+    if not node.operands:
+        return [_index_launch(node, error)]
+    native = _native_call(node)
     if native is None:
         return None
     operand, (result,) = node.operands[0], node.results
     dtype, mesh_axis, members = operand.type.dtype, params["mesh_axis"], params["size"]
     name, kind, operation = native
-    shown = f"{primitive.name}({mesh_axis}) of {operand.type}"
+    how = "".join(f" {params[key]}" for key in ("root", "pairs", "what") if key in params)
+    shown = f"{primitive.name}({mesh_axis}){how} of {operand.type}"
     place = "" if node.location is None else f" at {node.location}"
 
     def describe(count: int) -> str:
-        how = "".join(f" {params[key]}" for key in ("root", "pairs") if key in params)
         return f"{primitive.name}({mesh_axis}){how} of {count} {dtype.name}"
 
     def launch_numbers(sizes: Sizes) -> list[int]:
@@ -91,7 +93,7 @@ def collective_launches(node: GraphNode, error: Literal) -> list[Launch] | None:
                 got={"elements": count},
                 fix="move it in parts",
             )
-        digest = group_cells.describe_call(describe(count), place)
+        digest = group_cells.describe_call(describe(count), place, params.get("what", ""))
         which, root = list(_FUNCTIONS).index(name), params.get("root", 0)
         common = [count, dtype.itemsize, kind, operation, digest, members, which, root]
         return common + (_partners(params["pairs"], members) if "pairs" in params else [])
@@ -105,6 +107,18 @@ def collective_launches(node: GraphNode, error: Literal) -> list[Launch] | None:
         in_place=((result, operand),) if is_sum and isinstance(operand, Variable) else (),
     )  # fmt: skip
     return [replace(whole, halves=_halves(whole, name))]
+
+
+def _index_launch(node: GraphNode, error: Literal) -> Launch:
+    """The launch that writes which process this is, which the group's cell says."""
+    (result,), mesh_axis, members = node.results, node.params["mesh_axis"], node.params["size"]
+    shown = f"{node.primitive.name}({mesh_axis})"
+    return Launch(
+        Kind.COLLECTIVE, node.primitive.name, ("collective", "shard_index"),
+        (result, error, Literal(group_cells.cell_of(mesh_axis))), (result,),
+        lambda sizes: [members], one, one, checked=node,
+        report=lambda: group_cells.failure_of(mesh_axis, shown),
+    )  # fmt: skip
 
 
 def _halves(whole: Launch, name: str) -> Callable[[], tuple[Launch, Launch]]:
@@ -142,7 +156,8 @@ def _native_call(node: GraphNode) -> tuple[str, int, int] | None:
     if name in _REDUCTIONS and dtype.name in types:
         operation = group_cells.FIRST_OPERATION + _REDUCTIONS[name]
         return "all_reduce", first + types.index(dtype.name), operation
-    if name == "reduce_scatter" and node.params["axis"] == 0 and dtype.name in types:
+    is_scattered = name == "reduce_scatter" and node.params["axis"] == 0
+    if (is_scattered or name == "reduce_shards") and dtype.name in types:
         return name, first + types.index(dtype.name), _SUM
     along = [node.params.get(key, 0) for key in ("axis", "split_axis", "concat_axis")]
     if name in _MOVING and not any(along):
@@ -267,7 +282,21 @@ class _Call:
 @_native()
 def _all_reduce() -> IRBuilder:
     """`all_reduce(...)`: compare the call with the others', then sum piece by piece."""
-    call = _Call("all_reduce")
+    return _sum_pieces(_Call("all_reduce")).end()
+
+
+@_native()
+def _reduce_shards() -> IRBuilder:
+    """`reduce_shards(...)`: the sum, which all processes but one then write zeros over."""
+    call = _sum_pieces(_Call("reduce_shards"))
+    out = call.out
+    with out.unless(out.test("eq", out.number(call.cell, group_cells.RANK), call.detail(0))):
+        out.clear(call.target, out.mul(call.count, call.item))
+    return call.end()
+
+
+def _sum_pieces(call: _Call) -> _Call:
+    """The call, with code that sums over processes piece by piece."""
     out = call.out
     is_same = out.test("eq", call.source, call.target)
     in_place = out.pointer(call.cell, group_cells.IN_PLACE)
@@ -277,7 +306,21 @@ def _all_reduce() -> IRBuilder:
         offset = out.mul(start, call.item)
         read = out.select(is_same, in_place, out.at("i8", call.source, offset))
         call.reduce(read, out.at("i8", call.target, offset), many, call.kind, call.operation)
-    return call.end()
+    return call
+
+
+def _shard_index() -> IRBuilder:
+    """`shard_index(result, error, cell)`: the number of this process; no other group will do."""
+    out = IRBuilder("shard_index", KERNEL, public=True)
+    buffers, sizes, _, _ = out.parameters
+    target, error, cell = (out.pointer(buffers, place) for place in range(3))
+    is_same = out.test("eq", out.number(cell, group_cells.SIZE), out.number(sizes, 0))
+    with out.unless(is_same):
+        out.store(group_cells.OTHER_SIZE, out.at("i64", cell, group_cells.CODE))
+        out.store(1, error, "i32")
+        out.give()
+    out.store(out.number(cell, group_cells.RANK), target)
+    return out
 
 
 @_native(moves=True)
@@ -360,6 +403,7 @@ def _addresses() -> dict[str, int]:
     """The addresses of all functions here: collectives, their halves, and the thread's."""
     functions = [make() for make in _FUNCTIONS.values()]
     others = {"begin": begin(functions), "wait": wait(), "serve": serve(), "drain": drain()}
+    others["shard_index"] = _shard_index()
     names = [*_FUNCTIONS, *others]
     return text_addresses(module_text(*functions, *others.values()), names)
 
