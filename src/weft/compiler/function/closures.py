@@ -212,9 +212,21 @@ class _Search:
         elif trees.is_registered(function) or holds_tensors(function):
             self._reads.append(lambda: function)  # a tree that can be called, such as a module
             self.look_inside(function, depth)
-        elif not isinstance(function, FunctionType):
+        elif isinstance(function, FunctionType):
+            for cell in function.__closure__ or ():
+                self._look_past(getattr(cell, "cell_contents", None), depth)
+        else:
             self._seen.discard(id(function))
             self.look_into(function, depth)
+
+    def _look_past(self, value: Any, depth: int) -> None:
+        """Find what an object of the framework, or a function inside of it, holds of the user's."""
+        if is_stateful(value):
+            self._visit("", functools.partial(_item, (value,), 0), depth)
+        elif type(value).__module__.startswith("weft.") and not trees.is_container(value):
+            for name, held in [*getattr(value, "__dict__", {}).items()]:
+                if is_stateful(held):
+                    self._visit("", functools.partial(getattr, value, name, None), depth)
 
     def _variables(self, function: FunctionType, depth: int) -> None:
         names = _names(function.__code__)
@@ -271,6 +283,7 @@ class _Search:
             self.follow(value.__wrapped__, depth)
         kind = value if isinstance(value, type) else type(value)
         if not isinstance(value, ModuleType) and kind.__module__.split(".")[0] in _OTHERS:
+            self._look_past(value, depth)
             return
         self._objects.append((value, depth))
         for name, held in [*getattr(value, "__dict__", {}).items()]:
@@ -292,12 +305,19 @@ class _Search:
             self._objects.append((kind, depth))
 
     def _names_of(self, value: Any) -> list[str]:
-        """The attributes that an object has and a function names; operators are not named."""
-        kind = value if isinstance(value, type) else type(value)
+        """The attributes that an object has and a function names.
+
+        Operators are not named, nor are methods that the framework calls, as they override its own.
+        """
         own = getattr(value, "__dict__", {})
-        methods = () if isinstance(value, ModuleType) else dir(kind)
-        operators = [name for name in methods if name.startswith("__") or name == "forward"]
-        return [*operators, *sorted(self.names.intersection([*own, *methods]))]
+        if isinstance(value, ModuleType):
+            return sorted(self.names.intersection(own))
+        kind = value if isinstance(value, type) else type(value)
+        methods = dir(kind)
+        bases = [base for base in kind.__mro__ if base.__module__.split(".")[0] == "weft"]
+        called = {name for base in bases for name in vars(base)}
+        unnamed = [name for name in methods if name.startswith("__") or name in called]
+        return [*unnamed, *sorted(self.names.intersection([*own, *methods]))]
 
     def _attribute(self, value: Any, name: str, depth: int) -> None:
         held = getattr_static(value, name, None)
