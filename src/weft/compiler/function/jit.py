@@ -21,6 +21,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, update_wrapper
 from inspect import signature
+from itertools import count
 from typing import Any
 from weakref import ref
 
@@ -75,6 +76,10 @@ class Compilation:
     reason: str
 
 
+IDENTITIES = 1024
+"""How many combinations of functions and objects outside are told apart until all are forgotten."""
+
+
 class Compilations(list[Compilation]):
     """The compilations of a function, in order; its text is a table."""
 
@@ -108,6 +113,7 @@ class Jit:
         """What objects among the arguments hold, by these objects."""
         self._identities: dict[Hashable, int] = {}
         """A number for the functions and objects that were found in the variables outside."""
+        self._numbers = count()
         self._is_traced = False
         """Whether it was traced since the variables outside were found: there may be others."""
         self._takes_objects = False
@@ -173,7 +179,9 @@ class Jit:
     def _identity(self, outside: Outside) -> int:
         number = self._identities.get(outside.identity)
         if number is None:
-            number = self._identities[outside.identity] = len(self._identities)
+            if len(self._identities) >= IDENTITIES:
+                self._identities.clear()
+            number = self._identities[outside.identity] = next(self._numbers)
         return number
 
     def _looks_further(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -294,13 +302,13 @@ class Jit:
         types = [handle.type for handle in call.handles]
         family = self._families.get(call.family)
         if family is None and not self._own_sizes:
-            family = self._families[call.family] = Family([_with_other_sizes(types)])
+            family = self._add_family(call, _with_other_sizes(types))
         if family is None:
             reason = (
                 "other dtypes, ranks or values of arguments" if self._families else "first call"
             )
             made = self._compile_for(call, types, reason)
-            self._families[call.family] = Family([types])
+            self._add_family(call, types)
             return made
         if family.grant_own(types, self._own_sizes):
             return self._compile_for(call, types, "another size")
@@ -319,6 +327,13 @@ class Jit:
                     return program.made
         reason = "which the function depends on" if self._budget is None else "fitted by itself"
         return self._compile_for(call, types, f"another size, {reason}")
+
+    def _add_family(self, call: Call, types: list[TensorType]) -> Family:
+        """Keep the sizes of a new kind of calls; its key holds objects that calls were given."""
+        family = self._families[call.family] = Family([types])
+        if len(self._families) > PROGRAMS:
+            self._families.pop(next(iter(self._families)), None)
+        return family
 
     def _compile_general(self, call: Call, general: Sequence[TensorType], reason: str) -> General:
         """A program for all sizes; what it took for granted of them are its guards."""
