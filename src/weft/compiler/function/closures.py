@@ -47,7 +47,7 @@ _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "
 class Outside:
     """The variables that a function reads from outside, as long as they hold the same objects."""
 
-    __slots__ = ("_contents", "_held", "_sizes", "identity", "reads")
+    __slots__ = ("_contents", "_held", "_sizes", "identity", "number", "reads")
 
     def __init__(
         self,
@@ -63,11 +63,16 @@ class Outside:
         self._contents = Contents(containers) if containers else None
         self._sizes = [(each, len(each)) for each in attributes]
         self.identity: Hashable = tuple([identity_of(value, _is_read) for _, value in held])
-        """What these objects and functions are, for a key."""
+        """What these objects and functions are."""
+        self.number: int | None = None
+        """Stands for `identity` in a key, where there are any."""
 
     def values(self) -> list[Any]:
-        """What the variables hold now that hold tensors or plain values."""
-        return [read() for read in self.reads]
+        """What variables with tensors or plain values hold now, and a number for the others."""
+        values = [read() for read in self.reads]
+        if self.number is not None:
+            values.append(self.number)
+        return values
 
     def is_valid(self) -> bool:
         """Whether each variable that was looked into holds the same object still.
@@ -82,10 +87,9 @@ class Outside:
                 return False
         return self._contents is None or self._contents.is_unchanged()
 
-    def drop_plain(self, names: set[str]) -> Outside:
+    def drop_plain(self, names: set[str]) -> None:
         """Leave plain values of these names out."""
         self.reads = [r for r in self.reads if not (isinstance(r, Plain) and r.name in names)]
-        return self
 
 
 def closed_over(function: Any, modules: Iterable[type[Any]] = ()) -> Outside:

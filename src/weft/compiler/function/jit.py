@@ -158,7 +158,7 @@ class Jit:
         """The variables that the function closes over."""
         outside = self._outside
         if outside is None or not outside.is_valid():
-            outside = self._outside = closed_over(self._f, self._modules).drop_plain(self._counted)
+            outside = self._outside = self._numbered(closed_over(self._f, self._modules))
         return outside
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -170,19 +170,22 @@ class Jit:
 
     def values_outside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """What the function closes over, and what objects among its arguments hold."""
-        found = [self._variables()]
+        values = self._variables().values()
         if self._takes_objects:
-            found.append(self._variables_of_objects(args, kwargs))
-        values = [value for outside in found for value in outside.values()]
-        return values + [self._identity(each) for each in found if each.identity != ()]
+            values += self._variables_of_objects(args, kwargs).values()
+        return values
 
-    def _identity(self, outside: Outside) -> int:
-        number = self._identities.get(outside.identity)
-        if number is None:
-            if len(self._identities) >= IDENTITIES:
-                self._identities.clear()
-            number = self._identities[outside.identity] = next(self._numbers)
-        return number
+    def _numbered(self, outside: Outside) -> Outside:
+        """Variables without those that the function counts in, and a number for what they hold."""
+        outside.drop_plain(self._counted)
+        if outside.identity != ():
+            number = self._identities.get(outside.identity)
+            if number is None:
+                if len(self._identities) >= IDENTITIES:
+                    self._identities.clear()
+                number = self._identities[outside.identity] = next(self._numbers)
+            outside.number = number
+        return outside
 
     def _looks_further(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether arguments are the first ones of a class, which later calls look into, too."""
@@ -204,7 +207,7 @@ class Jit:
         if outside is None or not is_known or not outside.is_valid():
             if len(self._of_objects) >= PROGRAMS:
                 self._of_objects.clear()
-            outside = held_by(objects, self._f).drop_plain(self._counted)
+            outside = self._numbered(held_by(objects, self._f))
             self._of_objects[key] = [*map(_reference, objects)], outside
         return outside
 
@@ -371,7 +374,8 @@ class Jit:
         changed = {read.name for read, key in plain if key is not None and read.key() != key}
         if changed:
             self._counted |= changed
-            self._outside, self._of_objects = self._variables().drop_plain(changed), {}
+            self._variables().drop_plain(changed)
+            self._of_objects = {}
             call.kind = self._read(call.args, call.kwargs).kind
             call.distinguish(self._looked_at.get(call.kind, frozenset()))
         self._is_traced = True
