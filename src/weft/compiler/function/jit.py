@@ -158,7 +158,7 @@ class Jit:
         """The variables that the function closes over."""
         outside = self._outside
         if outside is None or not outside.is_valid():
-            outside = self._outside = self._numbered(closed_over(self._f, self._modules))
+            outside = self._outside = self._with_number(closed_over(self._f, self._modules))
         return outside
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -175,7 +175,7 @@ class Jit:
             values += self._variables_of_objects(args, kwargs).values()
         return values
 
-    def _numbered(self, outside: Outside) -> Outside:
+    def _with_number(self, outside: Outside) -> Outside:
         """Variables without those that the function counts in, and a number for what they hold."""
         outside.drop_plain(self._counted)
         if outside.identity != ():
@@ -207,7 +207,7 @@ class Jit:
         if outside is None or not is_known or not outside.is_valid():
             if len(self._of_objects) >= PROGRAMS:
                 self._of_objects.clear()
-            outside = self._numbered(held_by(objects, self._f))
+            outside = self._with_number(held_by(objects, self._f))
             self._of_objects[key] = [*map(_reference, objects)], outside
         return outside
 
