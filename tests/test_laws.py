@@ -264,6 +264,16 @@ def sine(k: int, x: float) -> float:
     return math.sin(x + k * math.pi / 2)
 
 
+def sine_with_slope(k: int, x: float) -> float:
+    return sine(k, x) + (k == 1)
+
+
+def sine_beside_constant(x: Tensor) -> Tensor:
+    with wf.no_grad():
+        constant = wf.tanh(x) + x - wf.tanh(x)
+    return wf.sin(x) + x - constant
+
+
 def decay(k: int, x: float) -> float:
     return (-1.0) ** k * math.exp(-x)
 
@@ -302,6 +312,8 @@ FUNCTIONS: dict[str, tuple[Scalar, Callable[[int, float], float]]] = {
                fourth_power),
     "checkpoint": (wf.checkpoint(lambda x: wf.sin(x)), sine),
     "custom": (custom_sine, sine),
+    "no_grad": (sine_beside_constant, sine_with_slope),
+    "no_grad in a compiled function": (wf.jit(sine_beside_constant), sine_with_slope),
     "inner gradient": (lambda x: wf.grad(wf.cos)(x) * -1.0, sine),
     "inner batch": (lambda x: wf.vmap(lambda y: y * x)(wf.stack([x, x])).sum() ** 2 / 4.0,
                     fourth_power),

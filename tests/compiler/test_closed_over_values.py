@@ -14,6 +14,7 @@ import pytest
 
 import weft as wf
 from weft import nn
+from weft.compiler.function.arguments import PROGRAMS
 from weft.compiler.function.changing_values import MANY
 
 X = wf.tensor([1.0, 2.0])
@@ -371,6 +372,18 @@ def test_equal_functions_and_objects_in_the_same_place_compile_nothing() -> None
 
     fast = check_at_each_call(lambda x: scale(x) * options.factor + slope(x), *[remake] * 3)
     assert len(fast.compilations) == 1
+
+
+@pytest.mark.slow
+def test_few_of_many_objects_that_were_arguments_are_kept_alive() -> None:
+    fast = wf.jit(lambda scaler, x: scaler(x))
+    made = []
+    for _ in range(3 * PROGRAMS):
+        scaler = Scaler()
+        made.append(weakref.ref(scaler))
+        fast(scaler, X)
+    gc.collect()
+    assert sum(each() is not None for each in made) <= PROGRAMS + 1
 
 
 def test_a_module_that_was_an_argument_is_not_kept_alive() -> None:

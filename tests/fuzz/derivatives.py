@@ -12,6 +12,8 @@ FUNCTIONS = (
     "wf.cumulative_sum(q, axis=-1)",
     "F.layer_norm(q, q.shape[-1], eps=0.1)",
     "wf.where(q > 0, q, q * q)",
+    "held(wf.tanh, q) * q",
+    "held(lambda z: z * z, wf.sin(q)) - q",
 )
 GROUPED = (
     "F.group_norm(q, {g}, eps=0.1)",

@@ -92,6 +92,9 @@ def control(draw: Draw) -> tuple[tuple[str, ...], str]:
         "wf.checkpoint({g})({v})",
         "wf.jit({g})({v})",
         "doubled({g}({v}))",
+        "held({g}, {v}) * {v}",
+        "held(lambda z: wf.fori_loop(0, 2, lambda i, y: {g}(y), z), {v}) - {h}({v})",
+        "wf.jit(lambda z: held({g}, z) * z)({v})",
         "wf.while_loop(lambda z: wf.any(wf.abs(z) > 0.3), lambda z: wf.sin(z) * 0.5, {v})",
         "wf.while_loop(lambda z: wf.sum(z * z) > 0.5, lambda z: z * 0.5, {v}, max_steps=8)",
         "wf.while_loop(lambda z: wf.any(wf.abs(z) > 0.3), lambda z: {g}(z) * 0.25, {v}, "

@@ -20,7 +20,7 @@ ENDINGS = ("call", "sizes", "alias", "state", "train", "thread", "tuned", "studi
 its inputs change in place; as the loss of a training loop; in a second thread; with products that
 are made in the way that was measured to be the fastest; explained, and in less memory."""
 NAME = re.compile(r"\bx\d+\b")
-NAMED = ("sampled", "doubled", "repeated", "constant", "weights")
+NAMED = ("sampled", "doubled", "repeated", "held", "constant", "weights")
 """The helpers that steps may call."""
 RANDOM = re.compile(r"wf\.random\.(?!key|split|fold_in)")
 

@@ -16,8 +16,9 @@ from weft.ir.dispatch import bind
 from weft.ir.primitive import PRIMITIVES
 
 PARTS = (
-    "numbers", "sampled", "doubled", "repeated", "constant", "weights", "total", "gradients",
-    "valued", "tangents", "batched", "rematerialised", "compiled", "trained", "studied",
+    "numbers", "sampled", "doubled", "repeated", "held", "constant", "weights", "total",
+    "gradients", "valued", "tangents", "batched", "rematerialised", "compiled", "trained",
+    "studied",
 )  # fmt: skip
 """The names below that scripts may need, in the order in which they stand there."""
 Function = Callable[..., Any]
@@ -68,6 +69,11 @@ def repeated(f: Function, x: Any, count: int) -> Any:
     for _ in range(count):
         x = f(x)
     return x
+
+
+def held(f: Function, x: Any) -> Any:
+    with wf.no_grad():
+        return f(x)
 
 
 def constant(x: Any) -> Any:

@@ -364,6 +364,11 @@ def _batched(f: Function) -> Function:
     return g
 
 
+def _held(f: Function, x: Any) -> Any:
+    with torch.no_grad():
+        return f(x)
+
+
 def _missing(*args: Any) -> Any:
     raise NotImplementedError
 
@@ -383,4 +388,5 @@ def twin_namespace() -> dict[str, Any]:
         "trained": _missing,
         "sampled": _missing,
         "doubled": _missing,
+        "held": _held,
     }

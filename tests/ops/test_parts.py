@@ -106,6 +106,18 @@ def test_the_same_line_is_refused_in_every_mode(mode: str, write: str) -> None:
         MODES[mode](f)(wf.ones((2, 3)))
 
 
+def test_a_part_is_refused_by_a_compiled_function_that_wrote_to_whole_tensors_before() -> None:
+    step = wf.jit(lambda x: x.mul_(2.0).sum())
+    for _ in range(8):
+        assert step(wf.ones(3)).item() == 6.0
+    x = wf.ones((2, 3))
+    for part in (x[0], x.reshape(-1)[:3], x.detach()[1]):
+        with pytest.raises(wf.ArgumentError, match="a part of another tensor"):
+            step(part)
+    assert x.tolist() == [[1.0] * 3] * 2
+    assert step(wf.ones((2, 3))[0]).item() == step(x[0].clone()).item() == 6.0
+
+
 @wf.script
 def scripted(x: wf.Tensor) -> wf.Tensor:
     if x.sum() > 0:

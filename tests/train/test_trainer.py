@@ -219,6 +219,48 @@ def test_an_objective_of_ones_own_is_trained() -> None:
     assert history["loss"][-1] < 0.3 * history["loss"][0]
 
 
+class WeightedLoss:
+    """A loss with a number that the user changes between epochs."""
+
+    weight = 1.0
+
+    def __call__(self, outputs: wf.Tensor, target: wf.Tensor) -> wf.Tensor:
+        return self.weight * squared(outputs, target)
+
+
+class OwnObjective(Trainer):
+    """A trainer with such a number of its own."""
+
+    weight = 1.0
+
+    def objective(self, model: Any, batch: Any) -> tuple[Any, Any]:
+        outputs = model(batch[0])
+        return self.weight * squared(outputs, batch[1]), outputs
+
+
+@pytest.mark.parametrize("form", ["function", "object", "objective", "distillation"])
+def test_numbers_of_a_loss_may_change_between_epochs(form: str) -> None:
+    found = []
+    for compiled in (True, False):
+        model, loss, options = network(), WeightedLoss(), {"progress": False, "compile": compiled}
+        optimizer = wf.optim.SGD(model.parameters(), lr=0.01)
+        owner: Any = loss
+        if form == "objective":
+            trainer = owner = OwnObjective(model, None, optimizer, **options)  # type: ignore[arg-type]
+        elif form == "distillation":
+            owner = options["distillation"] = wf.train.Distillation(network(), loss=squared)  # type: ignore[assignment]
+            trainer = Trainer(model, squared, optimizer, **options)  # type: ignore[arg-type]
+        else:
+            function = lambda x, y, loss=loss: loss(x, y)  # noqa: E731
+            given = loss if form == "object" else function
+            trainer = Trainer(model, given, optimizer, **options)  # type: ignore[arg-type]
+        trainer.fit(data(), epochs=2, batch_size=20)
+        owner.weight = 0.125
+        trainer.fit(data(), epochs=4, batch_size=20)
+        found.append(model)
+    assert_same(found[0], found[1], rtol=1e-5, atol=1e-6)
+
+
 def test_batches_may_be_dictionaries_and_have_several_inputs() -> None:
     class Two(wf.nn.Module):
         def __init__(self) -> None:

@@ -344,6 +344,37 @@ def test_hooks_of_what_is_given_are_called_once(compiled: bool) -> None:
     assert x.grad.tolist() == [30.0, 50.0]
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_parameters_that_are_written_before_the_way_back_count_as_they_were(compiled: bool) -> None:
+    w = wf.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    x = wf.tensor([1.0, 1.0, 2.0], requires_grad=True)
+    inner = wf.checkpoint(lambda x: (w * x * w).sum())
+
+    def step(x: wf.Tensor) -> wf.Tensor:
+        loss = wf.checkpoint(lambda x: inner(x) * 1)(x) + inner(x)
+        with wf.no_grad():
+            w.mul_(10.0)
+        loss.backward()
+        return (w * 1).sum()
+
+    assert (wf.jit(step) if compiled else step)(x).item() == 60.0
+    assert w.tolist() == [10.0, 20.0, 30.0]
+    assert x.grad.tolist() == [2.0, 8.0, 18.0]
+    assert w.grad.tolist() == [4.0, 8.0, 24.0]
+
+
+def test_a_checkpoint_lets_go_of_parameters_after_the_way_back() -> None:
+    w = wf.ones(100_000).requires_grad_()
+    loss = wf.checkpoint(lambda: (w * w).sum())()
+    held = weakref.ref(w._value)
+    loss.backward()
+    w.grad = None
+    with wf.no_grad():
+        w.copy_(wf.zeros(100_000))
+    assert held() is None
+    assert loss.item() == 100_000.0
+
+
 def test_a_chain_of_nothing_is_the_identity() -> None:
     assert wf.checkpoint([])(wf.tensor(3.0)).item() == 3.0
 

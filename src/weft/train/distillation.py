@@ -61,6 +61,11 @@ class Distillation:
         self.teacher, self.weight, self.temperature = teacher.eval(), weight, temperature
         self.axis, self.loss = axis, loss
 
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """What a step depends on beside the teacher."""
+        return self.weight, self.temperature, self.axis, self.loss
+
     def total_loss(self, own: wf.Tensor, outputs: Any, batch: Any) -> wf.Tensor:
         """The loss of a step, given the trainer's own and what the model answered to a batch."""
         inputs, _ = batches.split(batch)

@@ -285,12 +285,12 @@ class Trainer:
         return wf.tree.map_tree(lambda x: x.detach(), outputs) if self.metrics else None
 
     def called_state(self) -> tuple[Any, ...]:
-        """The state that the compiled step reads and writes."""
-        learned = hasattr(self.loss_function, "named_parameters")
-        model = self.strategy.called_model(self.model)
-        teacher = None if self.distillation is None else self.distillation.teacher
-        own_loss = self.loss_function if learned else None
-        return model, self.optimizer, self.ema, own_loss, teacher
+        """The state that the compiled step reads and writes, and functions that may read more."""
+        model, loss = self.strategy.called_model(self.model), self.loss_function
+        if self.distillation is None:
+            return model, self.optimizer, self.ema, loss, None
+        losses = loss, self.distillation.settings
+        return model, self.optimizer, self.ema, losses, self.distillation.teacher
 
     @staticmethod
     def _check_loss(loss: Any) -> None:

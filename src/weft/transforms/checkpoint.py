@@ -8,7 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
 from math import isqrt
@@ -22,6 +23,7 @@ from weft.ir.autocast import AUTOCAST, autocast_to
 from weft.ir.derivatives import Joint
 from weft.ir.dispatch import apply
 from weft.ir.kinds import Contraction
+from weft.ir.lifting import Lifting, lift
 from weft.ir.primitive import find
 from weft.ir.reverse import backpropagate, recording
 from weft.ir.tape import Leaf, Node, Projection
@@ -35,6 +37,8 @@ from weft.transforms.keeping import FirstRun, SecondRun, Wanted
 __all__ = ["checkpoint"]
 
 Policy = str | int | Callable[[str, tuple[TensorType, ...]], bool] | None
+NOTHING = 0.0
+"""Stands on the tape for what is no leaf."""
 _POLICIES: dict[str | None, Wanted] = {
     None: lambda primitive, types: False,
     "nothing": lambda primitive, types: False,
@@ -154,7 +158,8 @@ def _with_replay(f: Callable[..., Any], wanted: Wanted) -> Callable[..., Any]:
         first.forget(tensors)
         outside = _nodes_before([tensor._node for tensor in tensors], start)
         replay = Replay(f, kept, state, AUTOCAST.get(), outside, first)
-        node = Node(replay, {}, (), tuple(outside), tuple(t._value for t in tensors))  # type: ignore[arg-type]
+        held = tuple([_held_value(each) for each in outside])
+        node = Node(replay, {}, held, tuple(outside), tuple(t._value for t in tensors))  # type: ignore[arg-type]
         number = {id(tensor): index for index, tensor in enumerate(tensors)}
         shown = [_projection_of(result, node, number) for result in results]
         return trees.unflatten(structure, shown)
@@ -164,6 +169,36 @@ def _with_replay(f: Callable[..., Any], wanted: Wanted) -> Callable[..., Any]:
 
 def _alias(leaf: Any) -> Any:
     return wrap(leaf._value, leaf._node) if isinstance(leaf, Tensor) else leaf
+
+
+def _held_value(node: AnyNode) -> Any:
+    """What a leaf holds now."""
+    handle = _handle_of(node)
+    return NOTHING if handle is None else handle._value
+
+
+def _handle_of(node: AnyNode) -> Tensor | None:
+    return node.handle() if type(node) is Leaf and node.handle is not None else None
+
+
+@contextmanager
+def _leaves_as_before(nodes: Sequence[AnyNode], operands: Sequence[Any]) -> Iterator[None]:
+    """A block in which leaves hold what they held in the first run, wherever they are read."""
+    pairs = [
+        (handle, operand._value)
+        for node, operand in zip(nodes, operands, strict=True)
+        if isinstance(operand, Tensor)
+        and (handle := _handle_of(node)) is not None
+        and handle._value is not operand._value
+    ]
+    if not pairs:
+        yield
+        return
+    with Lifting():
+        for handle, value in pairs:
+            lift(handle)
+            handle._value = value
+        yield
 
 
 def _projection_of(result: Any, node: Node, number: dict[int, int]) -> Any:
@@ -218,7 +253,8 @@ class Replay:
         before = random.get_state()
         random.set_state(trees.map_tree(_fence_argument, self.state))
         try:
-            with recording(True), autocast_to(self.autocast), SecondRun(self.first):
+            held = _leaves_as_before(self.outside, operands)
+            with held, recording(True), autocast_to(self.autocast), SecondRun(self.first):
                 args, kwargs = trees.map_tree(_fence_argument, self.arguments)
                 results = trees.leaves(self.f(*args, **kwargs))
         finally:

@@ -47,7 +47,7 @@ _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "
 class Outside:
     """The variables that a function reads from outside, as long as they hold the same objects."""
 
-    __slots__ = ("_contents", "_held", "_sizes", "identity", "reads")
+    __slots__ = ("_contents", "_held", "_sizes", "identity", "number", "reads")
 
     def __init__(
         self,
@@ -63,11 +63,16 @@ class Outside:
         self._contents = Contents(containers) if containers else None
         self._sizes = [(each, len(each)) for each in attributes]
         self.identity: Hashable = tuple([identity_of(value, _is_read) for _, value in held])
-        """What these objects and functions are, for a key."""
+        """What these objects and functions are."""
+        self.number: int | None = None
+        """Stands for `identity` in a key, where there are any."""
 
     def values(self) -> list[Any]:
-        """What the variables hold now that hold tensors or plain values."""
-        return [read() for read in self.reads]
+        """What variables with tensors or plain values hold now, and a number for the others."""
+        values = [read() for read in self.reads]
+        if self.number is not None:
+            values.append(self.number)
+        return values
 
     @property
     def is_empty(self) -> bool:
@@ -87,10 +92,9 @@ class Outside:
                 return False
         return self._contents is None or self._contents.is_unchanged()
 
-    def drop_plain(self, names: set[str]) -> Outside:
+    def drop_plain(self, names: set[str]) -> None:
         """Leave plain values of these names out."""
         self.reads = [r for r in self.reads if not (isinstance(r, Plain) and r.name in names)]
-        return self
 
 
 def closed_over(function: Any, modules: Iterable[type[Any]] = ()) -> Outside:
@@ -217,9 +221,21 @@ class _Search:
         elif trees.is_registered(function) or holds_tensors(function):
             self._reads.append(lambda: function)  # a tree that can be called, such as a module
             self.look_inside(function, depth)
-        elif not isinstance(function, FunctionType):
+        elif isinstance(function, FunctionType):
+            for cell in function.__closure__ or ():
+                self._look_past(getattr(cell, "cell_contents", None), depth)
+        else:
             self._seen.discard(id(function))
             self.look_into(function, depth)
+
+    def _look_past(self, value: Any, depth: int) -> None:
+        """Find what an object of the framework, or a function inside of it, holds of the user's."""
+        if is_stateful(value):
+            self._visit("", functools.partial(_item, (value,), 0), depth)
+        elif type(value).__module__.startswith("weft.") and not trees.is_container(value):
+            for name, held in [*getattr(value, "__dict__", {}).items()]:
+                if is_stateful(held):
+                    self._visit("", functools.partial(getattr, value, name, None), depth)
 
     def _variables(self, function: FunctionType, depth: int) -> None:
         names = _names(function.__code__)
@@ -276,6 +292,7 @@ class _Search:
             self.follow(value.__wrapped__, depth)
         kind = value if isinstance(value, type) else type(value)
         if not isinstance(value, ModuleType) and kind.__module__.split(".")[0] in _OTHERS:
+            self._look_past(value, depth)
             return
         self._objects.append((value, depth))
         for name, held in [*getattr(value, "__dict__", {}).items()]:
@@ -297,12 +314,19 @@ class _Search:
             self._objects.append((kind, depth))
 
     def _names_of(self, value: Any) -> list[str]:
-        """The attributes that an object has and a function names; operators are not named."""
-        kind = value if isinstance(value, type) else type(value)
+        """The attributes that an object has and a function names.
+
+        Operators are not named, nor are methods that the framework calls, as they override its own.
+        """
         own = getattr(value, "__dict__", {})
-        methods = () if isinstance(value, ModuleType) else dir(kind)
-        operators = [name for name in methods if name.startswith("__") or name == "forward"]
-        return [*operators, *sorted(self.names.intersection([*own, *methods]))]
+        if isinstance(value, ModuleType):
+            return sorted(self.names.intersection(own))
+        kind = value if isinstance(value, type) else type(value)
+        methods = dir(kind)
+        bases = [base for base in kind.__mro__ if base.__module__.split(".")[0] == "weft"]
+        called = {name for base in bases for name in vars(base)}
+        unnamed = [name for name in methods if name.startswith("__") or name in called]
+        return [*unnamed, *sorted(self.names.intersection([*own, *methods]))]
 
     def _attribute(self, value: Any, name: str, depth: int) -> None:
         held = getattr_static(value, name, None)

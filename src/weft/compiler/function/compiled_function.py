@@ -57,6 +57,7 @@ from weft.core.types import TensorType
 from weft.ir.dispatch import OBSERVERS, apply_multiple
 from weft.ir.forward import without_zero_tangents
 from weft.ir.graph import Graph
+from weft.ir.parts import refuse_part
 from weft.ir.sizes import specialize
 from weft.ir.tensor import Tensor, about_to_write, grad_mode, traces, wrap
 from weft.ir.tracing import interpret
@@ -106,6 +107,8 @@ class Compiled:
     """The outputs that the call returns as a tuple, if that is all."""
     plain_writes: Sequence[tuple[int, int]] | None = field(init=False)
     """Arguments that are written and the outputs they get, if nothing else is written."""
+    written: tuple[int, ...] = field(init=False)
+    """The arguments that are written, which may be parts of other tensors in the next call."""
     output_types: tuple[TensorType, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -122,6 +125,8 @@ class Compiled:
         self.result = result.position if isinstance(result, Output) else None
         self.tuple_places = _tuple_places(self.recording)
         self.plain_writes = _plain_writes(self.recording.writes)
+        sources = [write.source for write in self.recording.writes if not write.source.gradient]
+        self.written = tuple([s.argument for s in sources if s.argument is not None])
         self.output_types = self.recording.graph.output_types
 
     @property
@@ -193,6 +198,9 @@ class Compiled:
     def __call__(self, handles: Sequence[Tensor]) -> Any:
         """Run it on the tensors in a call's arguments, and write back the state that it changed."""
         recording, places = self.recording, self.places
+        for place in self.written:
+            if handles[place]._origin is not None:
+                refuse_part("jit", handles[place])
         if self.drawn is not None:
             refuse_batches("jit")
         if places is None:

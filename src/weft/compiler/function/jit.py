@@ -21,6 +21,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, update_wrapper
 from inspect import signature
+from itertools import count
 from typing import Any
 from weakref import ref
 
@@ -75,6 +76,10 @@ class Compilation:
     reason: str
 
 
+IDENTITIES = 1024
+"""How many combinations of functions and objects outside are told apart until all are forgotten."""
+
+
 class Compilations(list[Compilation]):
     """The compilations of a function, in order; its text is a table."""
 
@@ -108,6 +113,7 @@ class Jit:
         """What objects among the arguments hold, by these objects."""
         self._identities: dict[Hashable, int] = {}
         """A number for the functions and objects that were found in the variables outside."""
+        self._numbers = count()
         self._is_traced = False
         """Whether it was traced since the variables outside were found: there may be others."""
         self._takes_objects = False
@@ -161,7 +167,7 @@ class Jit:
         """The variables that the function closes over."""
         outside = self._outside
         if outside is None or not outside.is_valid():
-            outside = self._outside = closed_over(self._f, self._modules).drop_plain(self._counted)
+            outside = self._outside = self._with_number(closed_over(self._f, self._modules))
         return outside
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -173,17 +179,22 @@ class Jit:
 
     def values_outside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """What the function closes over, and what objects among its arguments hold."""
-        found = [self._variables()]
+        values = self._variables().values()
         if self._takes_objects:
-            found.append(self._variables_of_objects(args, kwargs))
-        values = [value for outside in found for value in outside.values()]
-        return values + [self._identity(each) for each in found if each.identity != ()]
+            values += self._variables_of_objects(args, kwargs).values()
+        return values
 
-    def _identity(self, outside: Outside) -> int:
-        number = self._identities.get(outside.identity)
-        if number is None:
-            number = self._identities[outside.identity] = len(self._identities)
-        return number
+    def _with_number(self, outside: Outside) -> Outside:
+        """Variables without those that the function counts in, and a number for what they hold."""
+        outside.drop_plain(self._counted)
+        if outside.identity != ():
+            number = self._identities.get(outside.identity)
+            if number is None:
+                if len(self._identities) >= IDENTITIES:
+                    self._identities.clear()
+                number = self._identities[outside.identity] = next(self._numbers)
+            outside.number = number
+        return outside
 
     def _looks_further(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether arguments are the first ones of a class, which later calls look into, too."""
@@ -205,7 +216,7 @@ class Jit:
         if outside is None or not is_known or not outside.is_valid():
             if len(self._of_objects) >= PROGRAMS:
                 self._of_objects.clear()
-            outside = held_by(objects, self._f).drop_plain(self._counted)
+            outside = self._with_number(held_by(objects, self._f))
             self._of_objects[key] = [*map(_reference, objects)], outside
         return outside
 
@@ -303,13 +314,13 @@ class Jit:
         types = [handle.type for handle in call.handles]
         family = self._families.get(call.family)
         if family is None and not self._own_sizes:
-            family = self._families[call.family] = Family([_with_other_sizes(types)])
+            family = self._add_family(call, _with_other_sizes(types))
         if family is None:
             reason = (
                 "other dtypes, ranks or values of arguments" if self._families else "first call"
             )
             made = self._compile_for(call, types, reason)
-            self._families[call.family] = Family([types])
+            self._add_family(call, types)
             return made
         if family.grant_own(types, self._own_sizes):
             return self._compile_for(call, types, "another size")
@@ -328,6 +339,13 @@ class Jit:
                     return program.made
         reason = "which the function depends on" if self._budget is None else "fitted by itself"
         return self._compile_for(call, types, f"another size, {reason}")
+
+    def _add_family(self, call: Call, types: list[TensorType]) -> Family:
+        """Keep the sizes of a new kind of calls; its key holds objects that calls were given."""
+        family = self._families[call.family] = Family([types])
+        if len(self._families) > PROGRAMS:
+            self._families.pop(next(iter(self._families)), None)
+        return family
 
     def _compile_general(self, call: Call, general: Sequence[TensorType], reason: str) -> General:
         """A program for all sizes; what it took for granted of them are its guards."""
@@ -365,7 +383,8 @@ class Jit:
         changed = {read.name for read, key in plain if key is not None and read.key() != key}
         if changed:
             self._counted |= changed
-            self._outside, self._of_objects = self._variables().drop_plain(changed), {}
+            self._variables().drop_plain(changed)
+            self._of_objects = {}
             call.kind = self._read(call.args, call.kwargs).kind
             call.distinguish(self._looked_at.get(call.kind, frozenset()))
         self._is_traced = True

@@ -93,7 +93,7 @@ def _contents_key(value: Any) -> Any:
     if type(value) not in (list, tuple, dict) or len(value) > MANY:
         return type(value)
     try:
-        return marshal.dumps(value, 2)  # the last version without references
+        return marshal.dumps(value, 0)  # the version without references, which says all by value
     except ValueError:  # it holds something else by now
         return type(value)
 

@@ -12,6 +12,7 @@ that is just like an earlier one is found by it; any other one is left to the fu
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Hashable, Iterable
 from typing import Any
 
@@ -20,11 +21,12 @@ from weft.core import trees
 from weft.core.arrays import CONCRETE, HostArray
 from weft.ir.autocast import AUTOCAST
 from weft.ir.call_keys import number_key, static_key
-from weft.ir.tape import node_key
+from weft.ir.tape import LeafHooks, node_key
 from weft.ir.tensor import Tensor, grad_mode
 
 ATOMS = frozenset([bool, int, str, type(None)])
 """Classes of values that are their own key, together with the class."""
+TEXT = frozenset([str])
 
 
 def quick_key(
@@ -53,8 +55,17 @@ def quick_key(
     return tuple(key), handles
 
 
+def _exact_key(static: Any) -> Hashable:
+    """What tells a static value from those that are equal, as 1 and True are, without a walk."""
+    try:
+        return marshal.dumps(static, 0)
+    except ValueError:  # it holds more than numbers and text
+        return static_key(static)
+
+
 def collect(values: Iterable[Any], key: list[Any], handles: list[Tensor]) -> bool:
     """Add values to a key, and the tensors in them; False where there is a traced one."""
+    has_hooks = LeafHooks.changes > 0
     for x in values:
         kind = type(x)
         if kind is Tensor:
@@ -64,13 +75,18 @@ def collect(values: Iterable[Any], key: list[Any], handles: list[Tensor]) -> boo
                     return False
                 key.append(value.device)
             handles.append(x)
-            key += (value.dtype, value.shape, node_key(x._node), x._grad is None)
+            node = x._node
+            place = node_key(node) if has_hooks else node is None
+            key += (value.dtype, value.shape, place, x._grad is None)
         elif kind in ATOMS:
             key += (kind, x)
         elif (parts := trees.take_apart(x)) is not None:
-            key += (kind, parts.keys, None if parts.static is None else static_key(parts.static))
-            if parts.order:  # a dictionary: functions may go through it
-                key += (parts.order, *map(type, parts.order))
+            static, order = parts.static, parts.order
+            if static is not None and parts.memory is None:
+                static = _exact_key(static)
+            key += (kind, order or parts.keys, static)  # functions may go through a dictionary
+            if order and not TEXT.issuperset(map(type, order)):
+                key += map(type, order)
             if not collect(parts.children, key, handles):
                 return False
         elif isinstance(x, Tensor):
