@@ -21,7 +21,7 @@ from weft.core import trees
 from weft.core.arrays import CONCRETE, HostArray
 from weft.ir.autocast import AUTOCAST
 from weft.ir.call_keys import number_key, static_key
-from weft.ir.tape import LeafHooks, node_key
+from weft.ir.tape import LEAF_HOOKS, node_key
 from weft.ir.tensor import Tensor, grad_mode
 
 ATOMS = frozenset([bool, int, str, type(None)])
@@ -65,7 +65,7 @@ def _exact_key(static: Any) -> Hashable:
 
 def collect(values: Iterable[Any], key: list[Any], handles: list[Tensor]) -> bool:
     """Add values to a key, and the tensors in them; False where there is a traced one."""
-    has_hooks = LeafHooks.changes > 0
+    has_hooks = LEAF_HOOKS.count > 0
     for x in values:
         kind = type(x)
         if kind is Tensor:
