@@ -374,12 +374,11 @@ def _recall_function(
     with out.when(out.test("eq", first, NULL)):
         out.answer_none()
     is_final, mode = out.record(CALL, first).all("is_final", "mode")
-    is_recorded = out.combine("and", out.number(arrays, MOST_OPERANDS), is_final)
+    has_node = out.number(arrays, MOST_OPERANDS)
+    is_recorded = out.combine("and", has_node, is_final)
     wanted = out.variable(mode)
     with out.when(out.test("ne", is_recorded, 0)):
         wanted.value = out.known["False"]
-    with out.unless(out.call(is_usual)):
-        out.answer_none()
     with out.when(out.test("ne", wanted.value, NULL)):
         enabled = out.ask("PyObject_GetAttr", out.known["grad_mode"], out.known["enabled"])
         with out.when(out.test("eq", enabled, NULL)):
@@ -387,8 +386,11 @@ def _recall_function(
         out.ask("Py_DecRef", enabled, result="void")
         with out.unless(out.test("eq", enabled, wanted.value)):
             out.answer_none()
+    with out.unless(out.call(is_usual)):
+        out.answer_none()
     call = out.call(find, *out.parameters, arrays)
-    with out.unless(out.test("eq", call, first)):
+    is_same_node = out.test("eq", out.number(arrays, MOST_OPERANDS), has_node)
+    with out.unless(out.combine("and", out.test("eq", call, first), is_same_node)):
         out.answer_none()
     said = out.call(run, out.record(CALL, call)["run"], arrays, result)
     with out.when(out.test("eq", said, MISSED)):
