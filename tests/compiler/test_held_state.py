@@ -340,3 +340,23 @@ def test_nan_is_looked_for_in_steps_that_are_known(device: str) -> None:
     held.x = wf.asarray(np.full((4, 6), np.nan, np.float32)).to(device)
     with wf.debug.nans(), pytest.raises(wf.NanError):
         held()
+
+
+def test_state_that_is_not_written_in_place_alternates_between_two_arrays() -> None:
+    state, total = wf.zeros((64, 64)), wf.zeros((64, 64))
+
+    @wf.jit
+    def step(x: wf.Tensor) -> wf.Tensor:
+        before = state * 1
+        state.copy_(total @ x + 1)  # which reads what is written below
+        total.copy_(before @ x + 2)
+        return before.sum()
+
+    x = wf.ones((64, 64))
+    places = set[int]()
+    for number in range(20):
+        step(x * 0.01)
+        if number > 5:
+            places |= {state.numpy().ctypes.data, total.numpy().ctypes.data}
+    assert step._repeated.step is not None
+    assert len(places) <= 4

@@ -246,13 +246,17 @@ class HeldStep:
             and traces.keeper is None
         )
 
-    def run(self, arrays: Sequence[Any]) -> Any:
-        """Run the program; nearly all its state is written over, and is not written back."""
+    def run(self, arrays: list[Any]) -> Any:
+        """Run the program; nearly all its state is written over, and is not written back.
+
+        The list of arrays is empty then: what nobody else holds is memory for later runs.
+        """
         reused = [(output, owner()._grad._value) for output, owner in self._renewed]  # type: ignore[union-attr]
         assert self._program is not None
         finished: list[Any] = []
         try:
             outputs = self._program.run(arrays, self._donated, finished, reused)
+            arrays.clear()
             self._write_moved(outputs)
         except BaseException:  # a signal right after the run: what it wrote belongs together
             self._write_moved(finished)

@@ -30,7 +30,7 @@ PATIENCE = 16
 machine's."""
 RENEWAL = 4
 """How many calls that are known pay for one that is remembered in the last one's place."""
-Run = Callable[[Sequence[Any]], Any]
+Run = Callable[[list[Any]], Any]
 
 
 class RepeatedCalls:
