@@ -7,7 +7,7 @@ device('cpu')
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec
 
@@ -79,25 +79,35 @@ def takes_device(f: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor
     made beside the tensors that the function is given, else where constants are made in a
     function of the library, else on the default device.
     """
-    return _with_device(f, is_made_there=lambda is_asked: False)
+    return _with_device(f, is_made_there=lambda is_asked, operands: False)
 
 
 def fills_device(f: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor]:
     """The same for a function that makes a tensor of one value: on the device itself."""
-    return _with_device(f, is_made_there=lambda is_asked: True)
+    return _with_device(f, is_made_there=lambda is_asked, operands: True)
 
 
 def draws_on_device(f: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor]:
     """The same for a function that draws numbers: on the device itself, where one is named.
 
     A program for each size is compiled for that. On the default device layers begin, each with
-    sizes of its own: their weights are drawn on the host, and moved.
+    sizes of its own: their weights are drawn on the host, and moved. So is what is drawn with
+    parameters of the host.
     """
-    return _with_device(f, is_made_there=lambda is_asked: is_asked)
+
+    def is_made_there(is_asked: bool, operands: Sequence[Any]) -> bool:
+        return is_asked and not any(map(_is_of_host, operands))
+
+    return _with_device(f, is_made_there=is_made_there)
+
+
+def _is_of_host(value: Any) -> bool:
+    """Whether a value is an array of the host, or a tensor there."""
+    return isinstance(value, np.ndarray) or (isinstance(value, Tensor) and value.device is CPU)
 
 
 def _with_device(
-    f: Callable[Parameters, Tensor], *, is_made_there: Callable[[bool], bool]
+    f: Callable[Parameters, Tensor], *, is_made_there: Callable[[bool, Sequence[Any]], bool]
 ) -> Callable[Parameters, Tensor]:
     @wraps(f)
     def function(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Tensor:
@@ -113,7 +123,8 @@ def _with_device(
             if operands_device((*args, *operands)) is not None:
                 return call_beside(f, args, kwargs)
         device = default_device_here() if wanted is None else as_device(wanted)
-        place = filled_place(device) if is_made_there(wanted is not None) else CPU
+        given = (*args, *[value for name, value in kwargs.items() if name != "key"])
+        place = filled_place(device) if is_made_there(wanted is not None, given) else CPU
         with constants_on(None if traces.recording else place):
             made = f(*args, **kwargs)
         if place is not CPU and made.device is place:

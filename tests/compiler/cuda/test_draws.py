@@ -183,3 +183,20 @@ def test_a_card_beside_it_changes_no_bits_of_the_hosts_numbers(card: HostCard, n
     draw, key = getattr(random, name), random.key(6)
     compiled = wf.jit(lambda key: draw((400,), key=key))
     np.testing.assert_array_equal(draw((400,), key=key).numpy(), compiled(key).numpy())
+
+
+@pytest.mark.parametrize("make", [wf.tensor, np.array])
+def test_parameters_of_the_host_are_taken_there_and_the_numbers_are_moved(
+    card: HostCard, make: Callable[..., Any]
+) -> None:
+    key = random.key(9)
+    low, high = make([0.0, 0.5]), make([1.0, 3.0])
+    for draw in (
+        lambda **o: random.uniform((3, 2), low, high, key=key, **o),
+        lambda **o: random.normal((3, 2), mean=low, std=high, key=key, **o),
+        lambda **o: random.bernoulli(p=low, key=key, **o),
+        lambda **o: random.randint(make([0, 5]), make([3, 9]), (4, 2), key=key, **o),
+    ):
+        assert_same(draw(device="cuda"), draw())
+    assert_same(random.uniform((2,), low.tolist()[1], 3.0, key=key, device="cuda"),
+                random.uniform((2,), 0.5, 3.0, key=key))  # fmt: skip

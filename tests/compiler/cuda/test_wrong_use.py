@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,39 @@ def test_a_card_that_is_full_says_what_is_largest_on_it(card: HostCard) -> None:
     assert caught.value.at.file == __file__
     assert elsewhere.shape == (900, 900)
     np.testing.assert_array_equal((held[0] + held[0]).numpy(), np.full((300, 70), 2.0))
+
+
+def test_a_card_is_not_full_of_models_that_were_let_go_of(
+    card: HostCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(dict[str, int]):
+        """Results of calls on a card with so many bytes."""
+
+        most = 0
+
+        def get(self, name: str, *default: Any) -> Any:
+            taken = sum(map(len, card.blocks.values()))
+            is_full = name == "cuMemAllocAsync" and taken > self.most
+            return NO_MEMORY if is_full else super().get(name, *default)
+
+    def train() -> None:
+        model = wf.nn.Sequential(wf.nn.Linear(300, 100, device="cuda"), wf.nn.ReLU())
+        optimizer = wf.optim.AdamW(model.parameters())
+        model(wf.ones((4, 300), device="cuda")).sum().backward()
+        optimizer.step()
+
+    train()
+    gc.collect()
+    wf.cuda.release_memory()
+    results = Full()
+    results.most = sum(map(len, card.blocks.values())) + 1_500_000
+    monkeypatch.setattr(card, "results", results)
+    gc.disable()  # it would come by chance
+    try:
+        for _ in range(12):
+            train()
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -97,3 +131,51 @@ def test_a_wait_needs_no_event_that_another_thread_took(card: HostCard) -> None:
     assert stream._idle_events
     wf.cuda.synchronize()
     assert len(stream._idle_events) == 1
+
+
+def test_memory_is_given_back_while_another_thread_asks_for_a_new_size(card: HostCard) -> None:
+    stream = Stream(device())
+    for count in (1 << 10, 1 << 12, 1 << 14):
+        stream.allocate(count)  # dropped at once
+    free, other = card.do_cuMemFreeAsync, iter(range(1, 100))
+
+    def free_while_others_allocate(address: int, handle: int) -> None:
+        stream.arena.pool(1 << 20 | next(other) << 9)
+        free(address, handle)
+
+    card.do_cuMemFreeAsync = free_while_others_allocate  # type: ignore[method-assign]
+    try:
+        stream.arena.release()
+    finally:
+        del card.do_cuMemFreeAsync
+    assert stream.arena.used == 0
+
+
+def test_an_allocation_that_found_room_at_last_holds_nothing_of_its_callers(card: HostCard) -> None:
+    class Held:
+        """Something that a caller has."""
+
+    answers = [NO_MEMORY]
+    alive = [Held()]
+    watch = weakref.ref(alive[0])
+
+    class Once(dict[str, int]):
+        """No room for the first allocation."""
+
+        def get(self, name: str, *default: Any) -> Any:
+            is_first = name == "cuMemAllocAsync" and answers
+            return answers.pop() if is_first else super().get(name, *default)
+
+    def allocate(held: Held) -> int:
+        return stream.allocate(1 << 21).count
+
+    stream, before = Stream(device()), card.results
+    gc.disable()
+    try:
+        card.results = Once()
+        allocate(alive.pop())
+        assert not answers
+        assert watch() is None
+    finally:
+        gc.enable()
+        card.results = before

@@ -14,6 +14,7 @@ without the lock.
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -382,22 +383,38 @@ class Arena:
     def _allocate_or_release(self, size: int) -> int:
         try:
             return self._allocate(size)
-        except OutOfMemoryError:
-            self.used -= size
-            self.release()
-        try:
-            address = self._allocate(size)
         except OutOfMemoryError as error:
-            raise EXPLAIN[0](self._ordinal, size, error) if EXPLAIN else error from None
-        self.used += size
-        return address
+            refused = error
+        self.used -= size
+        try:
+            for free in (self.release, self._release_garbage):
+                free()
+                try:
+                    address = self._allocate(size)
+                except OutOfMemoryError as error:
+                    refused = error
+                else:
+                    self.used += size
+                    return address
+            raise EXPLAIN[0](self._ordinal, size, refused) if EXPLAIN else refused
+        finally:
+            del refused  # which holds this call, and so all that its callers hold
+
+    def _release_garbage(self) -> None:
+        """Give back, too, what only objects hold that hold each other: a model that was let go of.
+
+        Python looks for these by their number, and knows nothing of a card's memory.
+        """
+        gc.collect()
+        self.release()
 
     def release(self) -> None:
         """Give what is free back to the driver, after the work that may use it."""
         with RUN_LOCK:
-            for pool in self._pools.values():
-                while pool.free:
-                    self._driver("cuMemFreeAsync", pool.free.pop(), self._stream)
+            for pool in [*self._pools.values()]:  # another thread may ask for a new size
+                with suppress(IndexError):  # or take the last that is free
+                    while True:
+                        self._driver("cuMemFreeAsync", pool.free.pop(), self._stream)
             self._driver("cuStreamSynchronize", self._stream)
 
     def _allocate(self, size: int) -> int:
