@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +143,49 @@ def test_who_waits_for_a_process_whose_script_is_over_ends_soon(way: str, tmp_pa
     assert job.stderr.startswith("rank 0 failed first, with exit code 75")
     assert "waits for rank 1, whose script is over, in operation" in job.stderr
     assert "job.py:7" in job.stderr
+
+
+ENDLESS = """
+import os, time
+from pathlib import Path
+import weft as wf
+wf.distributed.init(timeout=60)
+Path(os.environ["OUTPUT"], str(os.getpid())).touch()
+while True:
+    wf.distributed.all_reduce(wf.ones(3))
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("engine", ["mpi", "gloo"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=str)
+def test_processes_end_with_their_launcher(
+    number: int, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where Slurm, Kubernetes or a time limit ends it, or the system for want of memory."""
+    if engine == "gloo":
+        pytest.importorskip("xoscar", reason="the engine gloo is not installed")
+    started = tmp_path / "started"
+    started.mkdir()
+    monkeypatch.setenv("OUTPUT", str(started))
+    script = tmp_path / "job.py"
+    script.write_text(ENDLESS, encoding="utf-8")
+    words = [sys.executable, "-m", "weft.cli", "launch", "-n", "2", "--engine", engine]
+    job = subprocess.Popen([*words, "--folder", str(tmp_path), str(script)])
+    _wait_for(lambda: len(list(started.iterdir())) == 2)
+    job.send_signal(number)
+    assert job.wait(timeout=60) == (128 + number if number == signal.SIGTERM else -number)
+    _wait_for(lambda: not any(Path("/proc", each.name).exists() for each in started.iterdir()))
+    if number == signal.SIGTERM:
+        assert not list(tmp_path.glob("weft-job-*"))
+
+
+def _wait_for(is_so: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if is_so():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it did not become so within a minute")
 
 
 RECOVERY = (

@@ -23,13 +23,14 @@ import tempfile
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from weft.cli.from_files import is_settings
 from weft.cli.mistakes import Mistake
-from weft.distributed.environment import HOST, RESTARTS
+from weft.distributed.environment import HOST, LAUNCHER, RESTARTS
 from weft.distributed.process_group import USUAL_TIMEOUT
 from weft.distributed.regrouping import WENT_ON
 from weft.distributed.status import DONE, STATUS, StatusBoard
@@ -43,6 +44,12 @@ POLL, GRACE = 0.05, 10.0
 its processes has failed."""
 LOST = 70
 """The exit code where a process was lost and nothing else is known."""
+FOLLOW = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM) if sys.platform == "linux" else None
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""A program that becomes another one, which is told to end where the launcher is killed."""
 SSH_LOST = 255
 """The exit code of ssh where a process was killed, or the connection was."""
 
@@ -69,13 +76,45 @@ def launch(flags: Namespace) -> int:
     environment["WEFT_THREADS"] = str(flags.threads or max((os.cpu_count() or 1) // here, 1))
     program = [sys.executable, "-m", "weft.distributed.worker", *_script(flags)]
     try:
-        if flags.engine == "gloo":
-            code = _run_alone(flags, program, environment, folder)
-        else:
-            code = _run_mpi(flags, program, environment, folder)
-        return _judge(folder, flags.processes, code)
+        with _raise_signals():
+            if flags.engine == "gloo":
+                code = _run_alone(flags, program, environment, folder)
+            else:
+                code = _run_mpi(flags, program, environment, folder)
+            return _judge(folder, flags.processes, code)
+    except _Ended as ended:
+        return 128 + ended.signal
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Ended(BaseException):
+    """A signal asked the launcher to end; its processes are told so first."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.signal = number
+
+
+@contextmanager
+def _raise_signals() -> Iterator[None]:
+    """Have signals that would end the launcher alone be exceptions, as an interrupt is one."""
+
+    def end(number: int, _: Any) -> None:
+        raise _Ended(number)
+
+    kinds = (signal.SIGTERM, signal.SIGHUP)
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {
+        kind: signal.signal(kind, end)
+        for kind in (kinds if is_main else ())
+        if signal.getsignal(kind) is not signal.SIG_IGN  # as nohup has it
+    }
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
 
 
 def _script(flags: Namespace) -> list[str]:
@@ -131,7 +170,7 @@ def _run_mpi(
     for name in sorted(environment):
         if _is_passed(name):
             words += ["-x", name]
-    job = _start([*words, *program], environment)
+    job = _start([sys.executable, "-I", "-S", "-c", FOLLOW, *words, *program], environment)
     readers = [
         _pass_on(stream, target, None)
         for stream, target in ((job.stdout, sys.stdout), (job.stderr, sys.stderr))
@@ -155,6 +194,7 @@ def _run_alone(
     def start_rank(rank: int) -> subprocess.Popen[str]:
         own = {"WEFT_RANK": rank, "WEFT_LOCAL_RANK": rank % each}
         own |= {"WEFT_WORLD_SIZE": flags.processes, RESTARTS: started[rank]}
+        own |= {} if hosts else {LAUNCHER: os.getpid()}
         started[rank] += 1
         settings = {**environment, **{name: str(own[name]) for name in own}}
         if hosts:
@@ -175,7 +215,11 @@ def _run_alone(
             if is_killed and not is_told and started[rank] <= flags.restarts:
                 jobs[rank] = start_rank(rank)
 
-    jobs += [start_rank(rank) for rank in range(flags.processes)]
+    try:
+        jobs.extend(start_rank(rank) for rank in range(flags.processes))
+    except BaseException:
+        _end_all(jobs, signal.SIGTERM)
+        raise
     codes = _wait(jobs, readers, folder, flags.processes, start_again)
     return next((code for code in codes if code), 0)
 
@@ -264,15 +308,20 @@ def _wait(
             if not failures or any(failure.time < float("inf") for failure in failures):
                 break
         codes = [_end(job) for job in jobs]
-    except KeyboardInterrupt:
-        for job in jobs:
-            job.send_signal(signal.SIGINT)
-        for job in jobs:
-            job.wait(timeout=10)
+    except (KeyboardInterrupt, _Ended) as ended:
+        _end_all(jobs, ended.signal if isinstance(ended, _Ended) else signal.SIGINT)
         raise
     for reader in readers:
         reader.join(timeout=5)
     return [code if code >= 0 else 128 - code for code in codes]
+
+
+def _end_all(jobs: Sequence[subprocess.Popen[str]], number: int) -> None:
+    """Pass a signal on, and wait; those that do not end by it are killed."""
+    for job in jobs:
+        job.send_signal(number)
+    for job in jobs:
+        _end(job)
 
 
 def _end(job: subprocess.Popen[str]) -> int:

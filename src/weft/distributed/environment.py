@@ -15,11 +15,13 @@ from typing import NamedTuple
 
 import weft as wf
 
-__all__ = ["HOST", "RESTARTS", "ROLES", "Launch", "find_launch"]
+__all__ = ["HOST", "LAUNCHER", "RESTARTS", "ROLES", "Launch", "find_launch"]
 
 ROLES = ("worker", "server", "evaluator")
 RESTARTS = "WEFT_RESTARTS"
 """The variable that says how often a process was started again."""
+LAUNCHER = "WEFT_LAUNCHER"
+"""The variable with the number of the process that started this one, and that it ends with."""
 HOST = "WEFT_HOST"
 """The variable with the name or address by which other hosts reach this one."""
 _VARIABLES = {

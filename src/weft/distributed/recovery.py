@@ -38,9 +38,9 @@ __all__ = ["Recovery"]
 class Recovery:
     """The batches of a training that goes on after losses.
 
-    `losses` holds, for each recovery, the ranks that were lost and the seconds it took. Where
-    processes have parts of the state (ZeRO), those that are left go on from the last of
-    `checkpoints`, which are written after every so many steps; the training also begins with it.
+    `losses` holds, for each recovery, the ranks that were lost and the seconds it took. Processes
+    that have parts of the state (ZeRO) need `checkpoints`, which are written after every so many
+    steps: those that are left then go on from the last one, and the training begins with it.
     """
 
     def __init__(

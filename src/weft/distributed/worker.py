@@ -9,6 +9,7 @@ and does not have to believe exit codes of an engine's launcher, which may be 0 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import runpy
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import weft as wf
-from weft.distributed.environment import find_launch
+from weft.distributed.environment import LAUNCHER, find_launch
 from weft.distributed.group import GIVE_UP
 from weft.distributed.regrouping import WENT_ON
 from weft.distributed.status import DONE
@@ -33,6 +34,7 @@ FAILED = "failed-"
 
 def main(arguments: Sequence[str]) -> int:
     """Run a script with its arguments; the exit code."""
+    _follow_launcher()
     launch = find_launch(os.environ)
     record = _Record(launch.folder if launch else "", launch.rank if launch else 0)
     GIVE_UP.append(record.write_failure)
@@ -53,6 +55,15 @@ def main(arguments: Sequence[str]) -> int:
         # launcher takes the exit code from the record.
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(code)
+
+
+def _follow_launcher() -> None:
+    """End where the launcher that started this process is killed and can tell nobody."""
+    launcher = os.environ.pop(LAUNCHER, "")
+    if launcher and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+        if os.getppid() != int(launcher):
+            os._exit(128 + signal.SIGTERM)
 
 
 class _Record:
