@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import gc
+import json
 import weakref
 from enum import Enum
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -16,6 +19,7 @@ import weft as wf
 from weft import nn
 from weft.compiler.function.arguments import PROGRAMS
 from weft.compiler.function.changing_values import MANY
+from weft.compiler.function.closures import closed_over
 
 X = wf.tensor([1.0, 2.0])
 SCALE: Any = 2.0
@@ -372,6 +376,13 @@ def test_equal_functions_and_objects_in_the_same_place_compile_nothing() -> None
 
     fast = check_at_each_call(lambda x: scale(x) * options.factor + slope(x), *[remake] * 3)
     assert len(fast.compilations) == 1
+
+
+def test_libraries_are_not_looked_into() -> None:
+    parser, options = argparse.ArgumentParser(), argparse.Namespace(factor=1.0)
+    outside = closed_over(lambda x: (Path("."), parser, json.dumps({}), x * options.factor)[-1])
+    assert (outside.values(), outside.is_valid()) == ([1.0], True)
+    check_at_each_call(lambda x: x * options.factor, change_attribute(options, "factor", 2.0))
 
 
 @pytest.mark.slow

@@ -98,7 +98,7 @@ def closed_over(function: Any, modules: Iterable[type[Any]] = ()) -> Outside:
     modules: the classes of modules that are its arguments, whose methods it calls.
     """
     search = _Search()
-    search.follow(function, DEPTH)
+    search.follow_first(function)
     for kind in modules:
         search.follow_methods(kind, DEPTH)
     return search.finish()
@@ -107,7 +107,7 @@ def closed_over(function: Any, modules: Iterable[type[Any]] = ()) -> Outside:
 def held_by(objects: Iterable[Any], function: Any) -> Outside:
     """How to read what a function reads of objects that are its arguments."""
     names = _Search()
-    names.follow(function, DEPTH)
+    names.follow_first(function)
     names.finish()
     search = _Search(names.names)
     for each in objects:
@@ -173,6 +173,10 @@ class _Search:
         self._modules: set[type[Any]] = set()
         """Classes of modules, which are not made by the function."""
         self._seen: set[int] = set()
+        self._package = ""
+        """The package of the function that everything else is found by."""
+        self._is_in_library = False
+        """Whether a library's function is looked at, of which plain values and tensors count."""
         self._kept: list[Any] = []
         """What was seen, so that nothing else gets its number."""
 
@@ -198,6 +202,17 @@ class _Search:
         self._kept.append(value)
         return True
 
+    def follow_first(self, function: Any) -> None:
+        """Find the variables of the function that is compiled."""
+        self._package = str(getattr(function, "__module__", "")).split(".")[0]
+        self.follow(function, DEPTH)
+
+    def _is_of_library(self, value: Any) -> bool:
+        """Whether a function, a class or a module is a library's, and not the user's to change."""
+        name = value.__name__ if isinstance(value, ModuleType) else str(value.__module__)
+        package = name.split(".")[0]
+        return package != self._package and _is_installed(package)
+
     def follow(self, function: Any, depth: int) -> None:
         """Find the variables from outside of a function, and of those it calls."""
         if depth == 0 or not self._is_new(function):
@@ -210,7 +225,10 @@ class _Search:
             self._items(function.keywords, depth)
             self.follow(function.func, depth)
         elif isinstance(function, FunctionType) and _is_read(function):
+            outer, is_library = self._is_in_library, self._is_of_library(function)
+            self._is_in_library = outer or is_library
             self._variables(function, depth)
+            self._is_in_library = outer
         elif hasattr(function, "__wrapped__"):
             self.follow(function.__wrapped__, depth - 1)
         elif trees.is_registered(function) or holds_tensors(function):
@@ -234,7 +252,8 @@ class _Search:
 
     def _variables(self, function: FunctionType, depth: int) -> None:
         names = _names(function.__code__)
-        self.names |= names | _texts(function.__code__)
+        if not self._is_in_library:
+            self.names |= names | _texts(function.__code__)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in cells:
             self._visit(name, functools.partial(getattr, cell, "cell_contents", None), depth)
@@ -256,7 +275,9 @@ class _Search:
         elif trees.is_registered(value) or holds_tensors(value):
             self._reads.append(read)
             self.look_inside(value, depth)
-        elif not isinstance(value, ModuleType) or not _is_installed(value):
+        elif self._is_in_library:
+            self.follow(value, depth - 1) if isinstance(value, FunctionType) else None
+        elif not isinstance(value, ModuleType) or not self._is_of_library(value):
             self._held.append((read, value))
             if isinstance(value, (list, tuple, dict)):
                 self._items(value, depth - 1)
@@ -288,6 +309,8 @@ class _Search:
         kind = value if isinstance(value, type) else type(value)
         if not isinstance(value, ModuleType) and kind.__module__.split(".")[0] in _OTHERS:
             self._look_past(value, depth)
+            return
+        if isinstance(value, type) and self._is_of_library(value):
             return
         self._objects.append((value, depth))
         for name, held in [*getattr(value, "__dict__", {}).items()]:
@@ -330,7 +353,8 @@ class _Search:
         if name in getattr(value, "__dict__", ()) and not isinstance(value, type):
             method = None
         if method is not None:
-            self.follow(method, depth)
+            if not self._is_of_library(method):
+                self.follow(method, depth)
         elif not name.startswith("__") and (
             isinstance(held, MemberDescriptorType) or not hasattr(type(held), "__get__")
             or isinstance(value, ModuleType)
@@ -381,11 +405,13 @@ def _is_read(function: FunctionType) -> bool:
     return not is_internal(filename)
 
 
-def _is_installed(module: ModuleType) -> bool:
-    """Whether a module is a library's, whose variables are not the user's to change."""
-    filename = getattr(module, "__file__", None)
-    is_built_in = module.__name__.split(".")[0] in {*sys.builtin_module_names, *_OTHERS}
-    return is_built_in or str(filename).startswith(_INSTALLED) or is_internal(str(filename))
+@functools.cache
+def _is_installed(package: str) -> bool:
+    """Whether a package was installed, or came with Python or this library."""
+    if package in _OTHERS or package in sys.stdlib_module_names:
+        return True
+    filename = getattr(sys.modules.get(package), "__file__", None)
+    return filename is not None and filename.startswith(_INSTALLED)
 
 
 def _names(code: CodeType) -> set[str]:
