@@ -99,6 +99,20 @@ def test_what_a_function_counts_itself_is_no_argument_of_it() -> None:
     assert len(fast.compilations) == 2
 
 
+def test_what_a_function_counts_is_told_from_what_has_the_same_name() -> None:
+    count, tally, options = 2.0, SimpleNamespace(count=0), SimpleNamespace(count=1.0)
+
+    def scaled(x: wf.Tensor) -> wf.Tensor:
+        tally.count += 1
+        return x * options.count * count
+
+    fast = wf.jit(scaled)
+    for options.count, count in ((1.0, 2.0), (3.0, 2.0), (3.0, 5.0)):
+        for _ in range(3):
+            assert fast(X).tolist() == [options.count * count, 2 * options.count * count]
+    assert len(fast.compilations) == tally.count == 3
+
+
 class Scaler:
     """An object that is no tree."""
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 import sys
 import sysconfig
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 from enum import Enum
 from inspect import getattr_static
 from operator import getitem
@@ -87,9 +87,9 @@ class Outside:
                 return False
         return self._contents is None or self._contents.is_unchanged()
 
-    def drop_plain(self, names: set[str]) -> None:
-        """Leave plain values of these names out."""
-        self.reads = [r for r in self.reads if not (isinstance(r, Plain) and r.name in names)]
+    def drop_plain(self, places: Container[Hashable]) -> None:
+        """Leave plain values in these places out."""
+        self.reads = [r for r in self.reads if not (isinstance(r, Plain) and r.place in places)]
 
 
 def closed_over(function: Any, modules: Iterable[type[Any]] = ()) -> Outside:

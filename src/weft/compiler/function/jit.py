@@ -120,8 +120,8 @@ class Jit:
         """Whether an argument was once an object that may hold other values in each call."""
         self._modules: set[type[Any]] = set()
         """The classes of modules that were arguments."""
-        self._counted: set[str] = set()
-        """Plain variables that the function changes itself while it is traced."""
+        self._counted: dict[Hashable, Plain] = {}
+        """Plain variables, by place, that the function changes itself while it is traced."""
         self._changing = ChangingValues()
         self._repeated = RepeatedCalls()
         self.compilations = Compilations()
@@ -371,7 +371,7 @@ class Jit:
         recording = record(
             call.handles, lambda: self._f(*call.args, **call.kwargs), types, call.device
         )
-        changed = {read.name for read, key in plain if key is not None and read.key() != key}
+        changed = {r.place: r for r, key in plain if key is not None and r.key() != key}
         if changed:
             self._counted |= changed
             self._variables().drop_plain(changed)
