@@ -81,13 +81,15 @@ def test_arrays_of_numpy_may_be_others_later() -> None:
 
 
 def test_what_a_function_counts_itself_is_no_argument_of_it() -> None:
-    calls, seen, tally = 0, [], {"traced": 0}
+    calls, seen, tally, made, held = 0, [], {"traced": 0}, list[Any](), [lambda: 0]
 
     def double(x: wf.Tensor) -> wf.Tensor:
         nonlocal calls
         calls += 1
         seen.append(calls)
         tally["traced"] += 1
+        made.append(lambda: calls)
+        held.append(lambda: calls)
         return x * 2
 
     fast = wf.jit(double)

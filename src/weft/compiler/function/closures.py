@@ -47,7 +47,7 @@ _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "
 class Outside:
     """The variables that a function reads from outside, as long as they hold the same objects."""
 
-    __slots__ = ("_contents", "_held", "_sizes", "identity", "number", "reads")
+    __slots__ = ("_contents", "_held", "_lengths", "_sizes", "identity", "number", "reads")
 
     def __init__(
         self,
@@ -62,6 +62,7 @@ class Outside:
         """Variables that hold objects or functions, which were looked into."""
         self._contents = Contents(containers) if containers else None
         self._sizes = [(each, len(each)) for each in attributes]
+        self._lengths = [(r, x, len(x)) for r, x in held if isinstance(x, (list, dict))]
         self.identity: Hashable = tuple([identity_of(value, _is_read) for _, value in held])
         """What these objects and functions are."""
         self.number: int | None = None
@@ -87,29 +88,37 @@ class Outside:
                 return False
         return self._contents is None or self._contents.is_unchanged()
 
+    def grown_containers(self) -> dict[Hashable, Plain]:
+        """The variables, by place, whose containers have other lengths than they had."""
+        grown = [Plain("", read) for read, held, length in self._lengths if len(held) != length]
+        return {variable.place: variable for variable in grown}
+
     def drop_plain(self, places: Container[Hashable]) -> None:
         """Leave plain values in these places out."""
         self.reads = [r for r in self.reads if not (isinstance(r, Plain) and r.place in places)]
 
 
-def closed_over(function: Any, modules: Iterable[type[Any]] = ()) -> Outside:
+def closed_over(
+    function: Any, modules: Iterable[type[Any]] = (), counted: Container[Hashable] = ()
+) -> Outside:
     """How to read each variable from outside that holds tensors or plain values.
 
-    modules: the classes of modules that are its arguments, whose methods it calls.
+    modules: the classes of modules that are its arguments, whose methods it calls. counted: the
+    places of variables that it changes itself while it is traced.
     """
-    search = _Search()
+    search = _Search(counted=counted)
     search.follow_first(function)
     for kind in modules:
         search.follow_methods(kind, DEPTH)
     return search.finish()
 
 
-def held_by(objects: Iterable[Any], function: Any) -> Outside:
+def held_by(objects: Iterable[Any], function: Any, counted: Container[Hashable] = ()) -> Outside:
     """How to read what a function reads of objects that are its arguments."""
     names = _Search()
     names.follow_first(function)
     names.finish()
-    search = _Search(names.names)
+    search = _Search(names.names, counted)
     for each in objects:
         search.look_inside(each, DEPTH)
     return search.finish()
@@ -163,7 +172,8 @@ def _objects_in(tree: Any, seen: set[int]) -> Iterator[Any]:
 class _Search:
     """Variables that are found, and what was looked into."""
 
-    def __init__(self, names: Iterable[str] = ()) -> None:
+    def __init__(self, names: Iterable[str] = (), counted: Container[Hashable] = ()) -> None:
+        self._counted = counted
         self.names: set[str] = set(names)
         """Attributes that the functions which were followed name."""
         self._reads: list[Read] = []
@@ -277,6 +287,8 @@ class _Search:
             self.look_inside(value, depth)
         elif self._is_in_library:
             self.follow(value, depth - 1) if isinstance(value, FunctionType) else None
+        elif Plain(name, read).place in self._counted:
+            return
         elif not isinstance(value, ModuleType) or not self._is_of_library(value):
             self._held.append((read, value))
             if isinstance(value, (list, tuple, dict)):

@@ -158,7 +158,9 @@ class Jit:
         """The variables that the function closes over."""
         outside = self._outside
         if outside is None or not outside.is_valid():
-            outside = self._outside = self._with_number(closed_over(self._f, self._modules))
+            outside = self._outside = self._with_number(
+                closed_over(self._f, self._modules, self._counted)
+            )
         return outside
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -207,7 +209,7 @@ class Jit:
         if outside is None or not is_known or not outside.is_valid():
             if len(self._of_objects) >= PROGRAMS:
                 self._of_objects.clear()
-            outside = self._with_number(held_by(objects, self._f))
+            outside = self._with_number(held_by(objects, self._f, self._counted))
             self._of_objects[key] = [*map(_reference, objects)], outside
         return outside
 
@@ -367,11 +369,13 @@ class Jit:
         return recording
 
     def _record_call(self, call: Call, types: Sequence[TensorType]) -> Recording:
+        outside = self._variables()
         plain = [(read, read.key()) for read in self._plain_reads(call.args, call.kwargs)]
         recording = record(
             call.handles, lambda: self._f(*call.args, **call.kwargs), types, call.device
         )
         changed = {r.place: r for r, key in plain if key is not None and r.key() != key}
+        changed |= outside.grown_containers()
         if changed:
             self._counted |= changed
             self._variables().drop_plain(changed)
