@@ -374,7 +374,9 @@ class Jit:
         recording = record(
             call.handles, lambda: self._f(*call.args, **call.kwargs), types, call.device
         )
-        changed = {r.place: r for r, key in plain if key is not None and r.key() != key}
+        changed: dict[Hashable, Plain] = {
+            read.place: read for read, key in plain if key is not None and read.key() != key
+        }
         changed |= outside.grown_containers()
         if changed:
             self._counted |= changed
