@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import gc
+import json
 import weakref
 from enum import Enum
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -16,6 +19,7 @@ import weft as wf
 from weft import nn
 from weft.compiler.function.arguments import PROGRAMS
 from weft.compiler.function.changing_values import MANY
+from weft.compiler.function.closures import closed_over
 
 X = wf.tensor([1.0, 2.0])
 SCALE: Any = 2.0
@@ -77,13 +81,15 @@ def test_arrays_of_numpy_may_be_others_later() -> None:
 
 
 def test_what_a_function_counts_itself_is_no_argument_of_it() -> None:
-    calls, seen, tally = 0, [], {"traced": 0}
+    calls, seen, tally, made, held = 0, [], {"traced": 0}, list[Any](), [lambda: 0]
 
     def double(x: wf.Tensor) -> wf.Tensor:
         nonlocal calls
         calls += 1
         seen.append(calls)
         tally["traced"] += 1
+        made.append(lambda: calls)
+        held.append(lambda: calls)
         return x * 2
 
     fast = wf.jit(double)
@@ -93,6 +99,20 @@ def test_what_a_function_counts_itself_is_no_argument_of_it() -> None:
     assert fast(wf.ones(3)).tolist() == [2.0] * 3
     assert fast(wf.ones(4)).tolist() == fast(wf.ones(5)).tolist()[:4]
     assert len(fast.compilations) == 2
+
+
+def test_what_a_function_counts_is_told_from_what_has_the_same_name() -> None:
+    count, tally, options = 2.0, SimpleNamespace(count=0), SimpleNamespace(count=1.0)
+
+    def scaled(x: wf.Tensor) -> wf.Tensor:
+        tally.count += 1
+        return x * options.count * count
+
+    fast = wf.jit(scaled)
+    for options.count, count in ((1.0, 2.0), (3.0, 2.0), (3.0, 5.0)):
+        for _ in range(3):
+            assert fast(X).tolist() == [options.count * count, 2 * options.count * count]
+    assert len(fast.compilations) == tally.count == 3
 
 
 class Scaler:
@@ -372,6 +392,13 @@ def test_equal_functions_and_objects_in_the_same_place_compile_nothing() -> None
 
     fast = check_at_each_call(lambda x: scale(x) * options.factor + slope(x), *[remake] * 3)
     assert len(fast.compilations) == 1
+
+
+def test_libraries_are_not_looked_into() -> None:
+    parser, options = argparse.ArgumentParser(), argparse.Namespace(factor=1.0)
+    outside = closed_over(lambda x: (Path("."), parser, json.dumps({}), x * options.factor)[-1])
+    assert (outside.values(), outside.is_valid()) == ([1.0], True)
+    check_at_each_call(lambda x: x * options.factor, change_attribute(options, "factor", 2.0))
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 import sys
 import sysconfig
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 from enum import Enum
 from inspect import getattr_static
 from operator import getitem
@@ -47,7 +47,7 @@ _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "
 class Outside:
     """The variables that a function reads from outside, as long as they hold the same objects."""
 
-    __slots__ = ("_contents", "_held", "_sizes", "identity", "number", "reads")
+    __slots__ = ("_contents", "_held", "_lengths", "_sizes", "identity", "number", "reads")
 
     def __init__(
         self,
@@ -62,6 +62,7 @@ class Outside:
         """Variables that hold objects or functions, which were looked into."""
         self._contents = Contents(containers) if containers else None
         self._sizes = [(each, len(each)) for each in attributes]
+        self._lengths = [(r, x, len(x)) for r, x in held if isinstance(x, (list, dict))]
         self.identity: Hashable = tuple([identity_of(value, _is_read) for _, value in held])
         """What these objects and functions are."""
         self.number: int | None = None
@@ -92,29 +93,37 @@ class Outside:
                 return False
         return self._contents is None or self._contents.is_unchanged()
 
-    def drop_plain(self, names: set[str]) -> None:
-        """Leave plain values of these names out."""
-        self.reads = [r for r in self.reads if not (isinstance(r, Plain) and r.name in names)]
+    def grown_containers(self) -> dict[Hashable, Plain]:
+        """The variables, by place, whose containers have other lengths than they had."""
+        grown = [Plain("", read) for read, held, length in self._lengths if len(held) != length]
+        return {variable.place: variable for variable in grown}
+
+    def drop_plain(self, places: Container[Hashable]) -> None:
+        """Leave plain values in these places out."""
+        self.reads = [r for r in self.reads if not (isinstance(r, Plain) and r.place in places)]
 
 
-def closed_over(function: Any, modules: Iterable[type[Any]] = ()) -> Outside:
+def closed_over(
+    function: Any, modules: Iterable[type[Any]] = (), counted: Container[Hashable] = ()
+) -> Outside:
     """How to read each variable from outside that holds tensors or plain values.
 
-    modules: the classes of modules that are its arguments, whose methods it calls.
+    modules: the classes of modules that are its arguments, whose methods it calls. counted: the
+    places of variables that it changes itself while it is traced.
     """
-    search = _Search()
-    search.follow(function, DEPTH)
+    search = _Search(counted=counted)
+    search.follow_first(function)
     for kind in modules:
         search.follow_methods(kind, DEPTH)
     return search.finish()
 
 
-def held_by(objects: Iterable[Any], function: Any) -> Outside:
+def held_by(objects: Iterable[Any], function: Any, counted: Container[Hashable] = ()) -> Outside:
     """How to read what a function reads of objects that are its arguments."""
     names = _Search()
-    names.follow(function, DEPTH)
+    names.follow_first(function)
     names.finish()
-    search = _Search(names.names)
+    search = _Search(names.names, counted)
     for each in objects:
         search.look_inside(each, DEPTH)
     return search.finish()
@@ -168,7 +177,8 @@ def _objects_in(tree: Any, seen: set[int]) -> Iterator[Any]:
 class _Search:
     """Variables that are found, and what was looked into."""
 
-    def __init__(self, names: Iterable[str] = ()) -> None:
+    def __init__(self, names: Iterable[str] = (), counted: Container[Hashable] = ()) -> None:
+        self._counted = counted
         self.names: set[str] = set(names)
         """Attributes that the functions which were followed name."""
         self._reads: list[Read] = []
@@ -178,6 +188,10 @@ class _Search:
         self._modules: set[type[Any]] = set()
         """Classes of modules, which are not made by the function."""
         self._seen: set[int] = set()
+        self._package = ""
+        """The package of the function that everything else is found by."""
+        self._is_in_library = False
+        """Whether a library's function is looked at, of which plain values and tensors count."""
         self._kept: list[Any] = []
         """What was seen, so that nothing else gets its number."""
 
@@ -203,6 +217,17 @@ class _Search:
         self._kept.append(value)
         return True
 
+    def follow_first(self, function: Any) -> None:
+        """Find the variables of the function that is compiled."""
+        self._package = str(getattr(function, "__module__", "")).split(".")[0]
+        self.follow(function, DEPTH)
+
+    def _is_of_library(self, value: Any) -> bool:
+        """Whether a function, a class or a module is a library's, and not the user's to change."""
+        name = value.__name__ if isinstance(value, ModuleType) else str(value.__module__)
+        package = name.split(".")[0]
+        return package != self._package and _is_installed(package)
+
     def follow(self, function: Any, depth: int) -> None:
         """Find the variables from outside of a function, and of those it calls."""
         if depth == 0 or not self._is_new(function):
@@ -215,7 +240,10 @@ class _Search:
             self._items(function.keywords, depth)
             self.follow(function.func, depth)
         elif isinstance(function, FunctionType) and _is_read(function):
+            outer, is_library = self._is_in_library, self._is_of_library(function)
+            self._is_in_library = outer or is_library
             self._variables(function, depth)
+            self._is_in_library = outer
         elif hasattr(function, "__wrapped__"):
             self.follow(function.__wrapped__, depth - 1)
         elif trees.is_registered(function) or holds_tensors(function):
@@ -239,7 +267,8 @@ class _Search:
 
     def _variables(self, function: FunctionType, depth: int) -> None:
         names = _names(function.__code__)
-        self.names |= names | _texts(function.__code__)
+        if not self._is_in_library:
+            self.names |= names | _texts(function.__code__)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in cells:
             self._visit(name, functools.partial(getattr, cell, "cell_contents", None), depth)
@@ -261,7 +290,11 @@ class _Search:
         elif trees.is_registered(value) or holds_tensors(value):
             self._reads.append(read)
             self.look_inside(value, depth)
-        elif not isinstance(value, ModuleType) or not _is_installed(value):
+        elif self._is_in_library:
+            self.follow(value, depth - 1) if isinstance(value, FunctionType) else None
+        elif Plain(name, read).place in self._counted:
+            return
+        elif not isinstance(value, ModuleType) or not self._is_of_library(value):
             self._held.append((read, value))
             if isinstance(value, (list, tuple, dict)):
                 self._items(value, depth - 1)
@@ -293,6 +326,8 @@ class _Search:
         kind = value if isinstance(value, type) else type(value)
         if not isinstance(value, ModuleType) and kind.__module__.split(".")[0] in _OTHERS:
             self._look_past(value, depth)
+            return
+        if isinstance(value, type) and self._is_of_library(value):
             return
         self._objects.append((value, depth))
         for name, held in [*getattr(value, "__dict__", {}).items()]:
@@ -335,7 +370,8 @@ class _Search:
         if name in getattr(value, "__dict__", ()) and not isinstance(value, type):
             method = None
         if method is not None:
-            self.follow(method, depth)
+            if not self._is_of_library(method):
+                self.follow(method, depth)
         elif not name.startswith("__") and (
             isinstance(held, MemberDescriptorType) or not hasattr(type(held), "__get__")
             or isinstance(value, ModuleType)
@@ -386,11 +422,13 @@ def _is_read(function: FunctionType) -> bool:
     return not is_internal(filename)
 
 
-def _is_installed(module: ModuleType) -> bool:
-    """Whether a module is a library's, whose variables are not the user's to change."""
-    filename = getattr(module, "__file__", None)
-    is_built_in = module.__name__.split(".")[0] in {*sys.builtin_module_names, *_OTHERS}
-    return is_built_in or str(filename).startswith(_INSTALLED) or is_internal(str(filename))
+@functools.cache
+def _is_installed(package: str) -> bool:
+    """Whether a package was installed, or came with Python or this library."""
+    if package in _OTHERS or package in sys.stdlib_module_names:
+        return True
+    filename = getattr(sys.modules.get(package), "__file__", None)
+    return filename is not None and filename.startswith(_INSTALLED)
 
 
 def _names(code: CodeType) -> set[str]:

@@ -120,8 +120,8 @@ class Jit:
         """Whether an argument was once an object that may hold other values in each call."""
         self._modules: set[type[Any]] = set()
         """The classes of modules that were arguments."""
-        self._counted: set[str] = set()
-        """Plain variables that the function changes itself while it is traced."""
+        self._counted: dict[Hashable, Plain] = {}
+        """Plain variables, by place, that the function changes itself while it is traced."""
         self._changing = ChangingValues()
         self._repeated = RepeatedCalls()
         self.compilations = Compilations()
@@ -167,7 +167,9 @@ class Jit:
         """The variables that the function closes over."""
         outside = self._outside
         if outside is None or not outside.is_valid():
-            outside = self._outside = self._with_number(closed_over(self._f, self._modules))
+            outside = self._outside = self._with_number(
+                closed_over(self._f, self._modules, self._counted)
+            )
         return outside
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -216,7 +218,7 @@ class Jit:
         if outside is None or not is_known or not outside.is_valid():
             if len(self._of_objects) >= PROGRAMS:
                 self._of_objects.clear()
-            outside = self._with_number(held_by(objects, self._f))
+            outside = self._with_number(held_by(objects, self._f, self._counted))
             self._of_objects[key] = [*map(_reference, objects)], outside
         return outside
 
@@ -376,11 +378,15 @@ class Jit:
         return recording
 
     def _record_call(self, call: Call, types: Sequence[TensorType]) -> Recording:
+        outside = self._variables()
         plain = [(read, read.key()) for read in self._plain_reads(call.args, call.kwargs)]
         recording = record(
             call.handles, lambda: self._f(*call.args, **call.kwargs), types, call.device
         )
-        changed = {read.name for read, key in plain if key is not None and read.key() != key}
+        changed: dict[Hashable, Plain] = {
+            read.place: read for read, key in plain if key is not None and read.key() != key
+        }
+        changed |= outside.grown_containers()
         if changed:
             self._counted |= changed
             self._variables().drop_plain(changed)

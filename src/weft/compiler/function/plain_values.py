@@ -74,6 +74,15 @@ class Plain:
             return value
         return value if holds_tensors(value) else _contents_key(value)
 
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """What tells its variable from others, of the same name, too."""
+        read = self.read
+        if not isinstance(read, functools.partial):
+            return (id(read),)
+        owner = getattr(read.func, "__self__", None)  # of `scope.get`
+        return id(owner), *[x if isinstance(x, str) else id(x) for x in read.args]
+
     def key(self) -> Any:
         """What the value is now, for a comparison, if it holds no tensors."""
         leaves, structure = trees.flatten(self())
