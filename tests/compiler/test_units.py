@@ -17,7 +17,7 @@ from weft.compiler.function.taped import split_graph, unit_executable
 from weft.compiler.function.units import OWN_SIZES, _compilations
 from weft.compiler.targets.cpu.runtime.executable import SHARED, CpuExecutable
 from weft.eager import unit
-from weft.ir import eager
+from weft.ir import eager, graph
 from weft.runtime.memory import Lifetime, plan
 
 F = wf.nn.functional
@@ -108,6 +108,13 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray[Any, Any], ...]]] = 
     "avg_pool2d": (lambda x: F.avg_pool2d(x, 2), (random(2, 3, 6, 6),)),
     "cross_entropy": (F.cross_entropy, (random(12, 5), LABELS)),
     "embedding": (lambda w, i: F.embedding(i, w), (random(5, 3), LABELS)),
+    "indices of several axes": (lambda x, i: x[i, :, i], (random(5, 3, 6), LABELS)),
+    "an index of the last axis": (lambda x, i: x[..., i], (random(2, 3, 5), LABELS)),
+    "an index beside a number": (lambda x, i: x[i, -1], (random(5, 3, 2), LABELS)),
+    "an index beside a new axis": (
+        lambda x, i: x[:, None, i[:, None], i],
+        (random(2, 5, 5), LABELS),
+    ),
     "attention": (
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, causal=True),
         (random(2, 2, 6, 4), random(2, 2, 6, 4, seed=1), random(2, 2, 6, 4, seed=2)),
@@ -236,6 +243,20 @@ def test_a_second_derivative_goes_through_a_unit() -> None:
     np.testing.assert_allclose(*found, rtol=1e-5)
 
 
+def test_a_derivative_that_is_recorded_again_writes_no_graph_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, w = wf.tensor(random(8, 16), requires_grad=True), wf.tensor(random(4, 16))
+    written: list[Any] = []
+    structure = graph.structure
+    monkeypatch.setattr(graph, "structure", lambda it: written.append(it) or structure(it))
+    for is_known in (False, True):
+        written.clear()
+        (slope,) = wf.gradients(wf.tanh(F.linear(x, w)).sum(), [x])
+        (slope**2).sum().backward()
+        assert is_known != bool(written)
+
+
 def test_a_second_derivative_goes_past_what_was_let_go() -> None:
     key = wf.random.key(3)
     for rows in (64, 80, 96):  # from the second on, rows are a symbol
@@ -352,6 +373,23 @@ def test_dropout_draws_the_same_bits_either_way() -> None:
         with wf.settings.changed(eager=way):
             found += [(F.dropout(x, 0.3) + F.dropout(x, 0.3)).numpy()]
     np.testing.assert_array_equal(*found)
+
+
+def test_reading_by_several_indices_is_one_program_whatever_the_places() -> None:
+    x, i = wf.tensor(random(4, 16, 5), requires_grad=True), wf.tensor([3, 0, 3])
+    with compiled_calls() as names:
+        for place in range(12):
+            found = x[i, place]
+            np.testing.assert_array_equal(
+                found.detach().numpy(), x.detach().numpy()[[3, 0, 3], place]
+            )
+        x[[0, 1, 2], 3]  # a list is a tensor of indices
+        x[i, 3:5], x[wf.tensor([True, False, True, True]), 2]  # shapes of their own: as written
+    assert names == ["_selected_elements"]
+    with pytest.raises(wf.BoundsError, match="index 16 is out of range"):
+        x[i, 16]
+    with pytest.raises(wf.BoundsError, match="index 7 is out of range"):
+        x[i + 4, 3]
 
 
 def test_few_programs_serve_many_sizes() -> None:
