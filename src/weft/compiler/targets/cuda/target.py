@@ -96,7 +96,9 @@ CUDA_LIMITS = Limits(
         recomputed_reads=2,
         stores_narrow_floats=True,
     ),
-    lowering=LoweringLimits(guards_places=True, transposed_tile=0, conflict_bytes=0),
+    lowering=LoweringLimits(
+        guards_places=True, transposed_tile=0, near_row_elements=1, conflict_bytes=0
+    ),
     plan=PlanLimits(
         fused_launches=0,
         filling_chunks=64.0,
