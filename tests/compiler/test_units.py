@@ -375,23 +375,6 @@ def test_dropout_draws_the_same_bits_either_way() -> None:
     np.testing.assert_array_equal(*found)
 
 
-def test_reading_by_several_indices_is_one_program_whatever_the_places() -> None:
-    x, i = wf.tensor(random(4, 16, 5), requires_grad=True), wf.tensor([3, 0, 3])
-    with compiled_calls() as names:
-        for place in range(12):
-            found = x[i, place]
-            np.testing.assert_array_equal(
-                found.detach().numpy(), x.detach().numpy()[[3, 0, 3], place]
-            )
-        x[[0, 1, 2], 3]  # a list is a tensor of indices
-        x[i, 3:5], x[wf.tensor([True, False, True, True]), 2]  # shapes of their own: as written
-    assert names == ["_selected_elements"]
-    with pytest.raises(wf.BoundsError, match="index 16 is out of range"):
-        x[i, 16]
-    with pytest.raises(wf.BoundsError, match="index 7 is out of range"):
-        x[i + 4, 3]
-
-
 def test_few_programs_serve_many_sizes() -> None:
     @unit
     def scaled(x: wf.Tensor) -> wf.Tensor:
