@@ -319,6 +319,30 @@ def test_rows_whose_elements_evict_each_other_are_written_element_by_element(
     assert innermost_index(update.body[-1]) == inner
 
 
+@pytest.mark.parametrize("rows", [7, 8, 17, 40])
+@pytest.mark.parametrize(
+    "name",
+    ["cumulative_sum", "cumulative_prod", "cumulative_logsumexp", "cumulative_argmax",
+     "cumulative_argmin", "linear_recurrence"],
+)  # fmt: skip
+def test_lines_that_go_side_by_side_have_the_bits_of_single_ones(
+    name: str, rows: int, rng: np.random.Generator
+) -> None:
+    count = 2 if name == "linear_recurrence" else 1
+    given = [numbers(rng, (rows, 33), "float32") for _ in range(count)]
+    for reverse in (False, True):
+        params = {"axis": 1, "reverse": reverse}
+        program = program_of(name, given, params)
+        assert is_compiled(program)
+        (together,) = program.run(given)
+        agree(name, together, given, params)
+        lines = [[x[row : row + 1] for x in given] for row in range(rows)]
+        alone = [program_of(name, line, params).run(line)[0] for line in lines[:3]]
+        np.testing.assert_array_equal(together[:3], np.concatenate(alone))
+        (call,) = [each for each in program.plan.every_lowered if each.kernel.name == name]
+        assert ("block" in str(call.kernel)) is (rows >= 8)
+
+
 def test_an_index_that_is_a_constant_count_is_not_read() -> None:
     def picked(x: Tensor, index: Tensor) -> Tensor:
         return wf.take_along_axis(x, index, axis=1)

@@ -158,6 +158,9 @@ class LoweringLimits:
     near_row_elements: int = 8
     """Elements from one row to the next up to which rows of a few values go in vectors: each vector
     then reads every so many elements, which costs less than rows by themselves."""
+    scanned_lines: int = 16
+    """Lines of neighbours that running sums go along side by side, in vectors: as many as hide that
+    each step waits for the one before. Half as many make a start worth it; 0: each line alone."""
     conflict_bytes: int = 1024
     """Places apart by a multiple of so many bytes evict each other, as a first-level cache of 64
     sets of lines has 4 for them; 0: there are none."""

@@ -97,7 +97,11 @@ CUDA_LIMITS = Limits(
         stores_narrow_floats=True,
     ),
     lowering=LoweringLimits(
-        guards_places=True, transposed_tile=0, near_row_elements=1, conflict_bytes=0
+        guards_places=True,
+        transposed_tile=0,
+        near_row_elements=1,
+        scanned_lines=0,
+        conflict_bytes=0,
     ),
     plan=PlanLimits(
         fused_launches=0,
