@@ -259,8 +259,53 @@ def test_few_values_that_lie_as_rows_do_are_reduced_over_rows() -> None:
         return "\n".join(str(lowered.kernel) for lowered in plan.lowered)
 
     assert "vector j < 32\n      accumulate k < 4" in kernel_text(4)
-    # Rows of one number each that are scaled by a number of their own stay as they are.
-    scaled = wf.ir.trace(lambda x, s: (x * s[:, None]).sum(axis=1), wf.spec("float32", (8, 5)),
+    # Rows that lie far apart stay as they are.
+    scaled = wf.ir.trace(lambda x, s: (x * s[:, None]).sum(axis=1), wf.spec("float32", (8, 12)),
                          wf.spec("float32", (8,)))  # fmt: skip
     (lowered,) = plan_program(scaled, CPU).lowered
-    assert "vector" not in str(lowered.kernel)
+    assert "vector i" not in str(lowered.kernel)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 9])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+def test_reductions_of_few_neighbours_agree(count: int, dtype: str) -> None:
+    def reduced(x: wf.Tensor, y: wf.Tensor) -> list[wf.Tensor]:
+        return [
+            (x * y).sum(axis=-1),
+            x.max(axis=-1),
+            (x > y).any(axis=-1),
+            (x + y).reshape(7, -1, 2, 3, count).sum(axis=(2, 4)),
+            x.sum(axis=(1, 2)),
+        ]
+
+    given = [(normal(7, 30, count) * 9).astype(dtype) for _ in range(2)]
+    checked(reduced, *given)
+
+
+def test_reductions_of_few_neighbours_go_in_vectors_over_rows() -> None:
+    def kernel_text(f: Callable[[wf.Tensor], wf.Tensor], *shape: int) -> str:
+        (lowered,) = plan_program(wf.ir.trace(f, wf.spec("float32", shape)), CPU).lowered
+        return str(lowered.kernel)
+
+    assert "vector i < 96\n    accumulate j < 2" in kernel_text(lambda x: x.max(axis=-1), 96, 2)
+    pooled = kernel_text(lambda x: x.reshape(4, 2, 16, 2).sum(axis=(1, 3)), 8, 32)
+    assert "vector j < 16\n      accumulate k < 2\n        accumulate l < 2" in pooled
+
+
+def test_the_gradient_of_images_repeated_by_whole_numbers_adds_without_places() -> None:
+    def names(size: int) -> set[str]:
+        def back(x: wf.Tensor, g: wf.Tensor) -> wf.Tensor:
+            return wf.vjp(lambda x: wf.interpolate(x, size=size), x)[1](g)
+
+        kinds = wf.spec("float32", (2, 3, 4, 4)), wf.spec("float32", (2, 3, size, size))
+        return {node.primitive.name for node in wf.ir.trace(back, *kinds).nodes}
+
+    assert "scatter_add" in names(10)
+    assert "scatter_add" not in names(12)
+    image, cotangent = normal(2, 3, 4, 4), normal(2, 3, 12, 12)
+    (found,) = wf.vjp(lambda x: wf.interpolate(x, scale_factor=3), wf.tensor(image))[1](
+        wf.tensor(cotangent)
+    )
+    np.testing.assert_allclose(
+        found.numpy(), cotangent.reshape(2, 3, 4, 3, 4, 3).sum(axis=(3, 5)), rtol=1e-5, atol=1e-5
+    )

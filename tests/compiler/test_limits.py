@@ -156,7 +156,7 @@ TIGHT = Limits(
         attention_block_queries=8, causal_block_queries=4, attention_block_keys=8,
         divided_head_key_blocks=1, convolution_block_places=8, fewest_block_places=2,
         patch_elements=64, weight_gradient_channels=2, unrolled_depthwise_taps=1,
-        unrolled_window_taps=1, scatter_block_elements=2,
+        unrolled_window_taps=1, scatter_block_elements=2, conflict_bytes=4,
     ),
     PlanLimits(64, 16, 1.0, 256, 2, 2, 6, 3, 8, 2, 16),
 )  # fmt: skip

@@ -14,12 +14,22 @@ import pytest
 from weft.compiler.targets.cpu import engine
 from weft.compiler.targets.cpu.engine import call_kernel, compile_kernels
 from weft.compiler.targets.cpu.machine import host
-from weft.compiler.targets.llvm.elementary import DOUBLE, LIBRARY, SINGLE, lookup
+from weft.compiler.targets.llvm.double_functions import ROUNDED
+from weft.compiler.targets.llvm.elementary import DOUBLE, LIBRARY, SINGLE, Expander, lookup
 from weft.compiler.targets.llvm.instructions import TABLE
 from weft.core.dtypes import DType, float32, float64, int32
 from weft.ir import scalars
 from weft.ir.loops import For, Kernel, Store
-from weft.ir.scalars import INSTRUCTIONS, Buffer, Scalar, const, index, node, size
+from weft.ir.scalars import (
+    INSTRUCTIONS,
+    Buffer,
+    Scalar,
+    const,
+    index,
+    node,
+    nodes_in_order,
+    size,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -98,12 +108,20 @@ def test_float32_functions_are_within_one_and_a_half_ulp(name: str) -> None:
     assert error[worst] <= (1.5 if name in SINGLE else 0.51), f"{error[worst]} at {x[worst]!r}"
 
 
-@pytest.mark.parametrize("name", ["exp", "exp2", "tanh", "log", "sin", "erf", "erfc"])
+@pytest.mark.parametrize("name", ["exp", "exp2", "tanh", "log", "sin", "erf", "erfc", *ROUNDED])
 def test_every_width_gives_the_same_bits(name: str) -> None:
     x = every(1000003)
-    widest = compiled(name, float32)(x)
+    given = [x, x[::-1].copy()][: INSTRUCTIONS[name].arity]
+    widest = compiled(name, float32)(*given)
     for width in (1, 2, 4, 8, 16):
-        np.testing.assert_array_equal(compiled(name, float32, width)(x), widest)
+        np.testing.assert_array_equal(compiled(name, float32, width)(*given), widest)
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_functions_that_are_computed_in_float64_call_nothing(name: str) -> None:
+    operands = [scalars.local(f"x{k}", float32) for k in range(INSTRUCTIONS[name].arity)]
+    expanded = Expander(half=True, single=SINGLE | ROUNDED)(getattr(scalars, name)(*operands))
+    assert not any(each.op == "call" for each in nodes_in_order(expanded))
 
 
 @pytest.mark.parametrize("name", ["exp", "tanh", "erf", "erfc"])

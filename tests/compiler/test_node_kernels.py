@@ -20,6 +20,7 @@ from weft.core.types import TensorType
 from weft.ir.dispatch import bind
 from weft.ir.kinds import Control, Elementwise
 from weft.ir.loop_verify import verify_kernel
+from weft.ir.loops import For, Statement
 from weft.ir.primitive import PRIMITIVES, Sample
 from weft.ir.tensor import Tensor, wrap
 from weft.ir.tracing import trace
@@ -270,6 +271,8 @@ def scattered_cases(rng: np.random.Generator) -> list[tuple[list[Array], Params]
         ([numbers(rng, (6, 50), "float32"), counting.copy(), drawn((6, 9), 50)], {"axes": (0, 1)}),
         ([numbers(rng, (50, 6), "float32"), counting.copy(), drawn((6, 9), 50)], {"axes": (1, 0)}),
         ([numbers(rng, (4, 7, 5, 6), "float32"), drawn((8,), 5)], {"axes": (2,)}),
+        ([numbers(rng, (9, 2048), "float32"), drawn((40,), 2048)], {"axes": (1,)}),
+        ([numbers(rng, (2, 9, 1024, 1), "float32"), *drawn((2, 40), 2)], {"axes": (0, 2)}),
     ]
 
 
@@ -295,6 +298,49 @@ def test_gathers_and_scatters_of_every_kind(dtype: str, rng: np.random.Generator
             program = program_of(name, operands, more)
             assert is_compiled(program)
             agree(name, program.run(operands)[0], operands, more)
+
+
+def innermost_index(statement: Statement) -> str:
+    """The name of the index of the innermost loop."""
+    inner = [each for each in getattr(statement, "body", ()) if isinstance(each, For)]
+    return innermost_index(inner[-1]) if inner else str(statement.index.detail)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("columns", "inner"), [(1024, "p0"), (1000, "r0")])
+def test_rows_whose_elements_evict_each_other_are_written_element_by_element(
+    columns: int, inner: str, rng: np.random.Generator
+) -> None:
+    operands = [numbers(rng, (96, columns), "float32"), numbers(rng, (40, 96), "float32")]
+    index = rng.integers(0, columns, (40,))
+    program = program_of("scatter_add", [*operands, index], {"axes": (1,)})
+    (update,) = [
+        each.kernel for each in program.plan.every_lowered if each.kernel.name == "scatter_add"
+    ]
+    assert innermost_index(update.body[-1]) == inner
+
+
+@pytest.mark.parametrize("rows", [7, 8, 17, 40])
+@pytest.mark.parametrize(
+    "name",
+    ["cumulative_sum", "cumulative_prod", "cumulative_logsumexp", "cumulative_argmax",
+     "cumulative_argmin", "linear_recurrence"],
+)  # fmt: skip
+def test_lines_that_go_side_by_side_have_the_bits_of_single_ones(
+    name: str, rows: int, rng: np.random.Generator
+) -> None:
+    count = 2 if name == "linear_recurrence" else 1
+    given = [numbers(rng, (rows, 33), "float32") for _ in range(count)]
+    for reverse in (False, True):
+        params = {"axis": 1, "reverse": reverse}
+        program = program_of(name, given, params)
+        assert is_compiled(program)
+        (together,) = program.run(given)
+        agree(name, together, given, params)
+        lines = [[x[row : row + 1] for x in given] for row in range(rows)]
+        alone = [program_of(name, line, params).run(line)[0] for line in lines[:3]]
+        np.testing.assert_array_equal(together[:3], np.concatenate(alone))
+        (call,) = [each for each in program.plan.every_lowered if each.kernel.name == name]
+        assert ("block" in str(call.kernel)) is (rows >= 8)
 
 
 def test_an_index_that_is_a_constant_count_is_not_read() -> None:

@@ -18,7 +18,7 @@ from weft.compiler.function.taped import split_graph, unit_executable
 from weft.compiler.function.units import OWN_SIZES, _compilations
 from weft.compiler.targets.cpu.runtime.executable import SHARED, CpuExecutable
 from weft.eager import unit
-from weft.ir import eager
+from weft.ir import eager, graph
 from weft.runtime.memory import Lifetime, plan
 
 F = wf.nn.functional
@@ -109,6 +109,13 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray[Any, Any], ...]]] = 
     "avg_pool2d": (lambda x: F.avg_pool2d(x, 2), (random(2, 3, 6, 6),)),
     "cross_entropy": (F.cross_entropy, (random(12, 5), LABELS)),
     "embedding": (lambda w, i: F.embedding(i, w), (random(5, 3), LABELS)),
+    "indices of several axes": (lambda x, i: x[i, :, i], (random(5, 3, 6), LABELS)),
+    "an index of the last axis": (lambda x, i: x[..., i], (random(2, 3, 5), LABELS)),
+    "an index beside a number": (lambda x, i: x[i, -1], (random(5, 3, 2), LABELS)),
+    "an index beside a new axis": (
+        lambda x, i: x[:, None, i[:, None], i],
+        (random(2, 5, 5), LABELS),
+    ),
     "attention": (
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, causal=True),
         (random(2, 2, 6, 4), random(2, 2, 6, 4, seed=1), random(2, 2, 6, 4, seed=2)),
@@ -235,6 +242,20 @@ def test_a_second_derivative_goes_through_a_unit() -> None:
             (first * first).sum().backward()
             found.append(x.grad.numpy())
     np.testing.assert_allclose(*found, rtol=1e-5)
+
+
+def test_a_derivative_that_is_recorded_again_writes_no_graph_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, w = wf.tensor(random(8, 16), requires_grad=True), wf.tensor(random(4, 16))
+    written: list[Any] = []
+    structure = graph.structure
+    monkeypatch.setattr(graph, "structure", lambda it: written.append(it) or structure(it))
+    for is_known in (False, True):
+        written.clear()
+        (slope,) = wf.gradients(wf.tanh(F.linear(x, w)).sum(), [x])
+        (slope**2).sum().backward()
+        assert is_known != bool(written)
 
 
 def test_a_second_derivative_goes_past_what_was_let_go() -> None:

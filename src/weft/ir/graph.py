@@ -77,6 +77,8 @@ class Graph:
     nodes: tuple[GraphNode, ...]
     outputs: tuple[Atom, ...]
     name: str = field(default="", compare=False)
+    _digest: str = field(default="", compare=False, init=False, repr=False)
+    """The structural hash, once it was asked for: the tape finds programs by it in every step."""
 
     def __str__(self) -> str:
         return PRINTER[0](self)
@@ -88,14 +90,17 @@ class Graph:
         return block(opening(counts, preformatted(str(self)), is_open=len(self.nodes) <= 40))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Graph) and structure(self) == structure(other)
+        return self is other or (isinstance(other, Graph) and self.digest() == other.digest())
 
     def __hash__(self) -> int:
         return hash(self.digest())
 
     def digest(self) -> str:
         """The structural hash: equal for equal programs, in every process."""
-        return hashlib.sha256(structure(self).encode()).hexdigest()
+        if not self._digest:
+            found = hashlib.sha256(structure(self).encode()).hexdigest()
+            object.__setattr__(self, "_digest", found)
+        return self._digest
 
     @property
     def input_types(self) -> tuple[TensorType, ...]:

@@ -281,7 +281,7 @@ class _Lowering:
     def held_rows(self) -> dict[Variable | Literal, Buffer]:
         """Values that nothing but later loops over the same row reads: a row of each in scratch."""
         row = size(self.group.inner)
-        if not self.group.inner or not isinstance(row, int) or rows_in_vectors(self.group):
+        if not self.group.inner or not isinstance(row, int) or self._rows_go_in_vectors:
             return {}
         found = self._read_by_later_loops() - self.escaping
         fits = [r.variable for r in self.group.roots if r.variable in found]
@@ -318,7 +318,7 @@ class _Lowering:
         for root in self.group.roots:
             if root.variable in self._stored_roots and root.variable not in self.held_rows:
                 self.buffer(root.target[0], "both")
-        body = self._column_body() if rows_in_vectors(self.group) else self._row_body()
+        body = self._column_body() if self._rows_go_in_vectors else self._row_body()
         if self.tiled_loop is not None:
             pair = self.variable(self.tiled_loop), self.variable(len(self.merged_loops) - 1)
             body = in_tiles(body, pair, self.context.limits.transposed_tile)
@@ -344,9 +344,7 @@ class _Lowering:
         if not self.merged_loops or self.merged_loops[0][0] >= len(self.group.outer):
             return {}
         rows = [loops for loops in self.merged_loops if loops[0] < len(self.group.outer)]
-        if (
-            len(rows) == 1 and rows_in_vectors(self.group)
-        ) or self.tiled_loop == 0:  # a tile is no row
+        if (len(rows) == 1 and self._rows_go_in_vectors) or self.tiled_loop == 0:  # no row: a tile
             return {}
         first = self.merged_loops[0]
         count = size((self.group.outer + self.group.inner)[loop] for loop in first)
@@ -541,6 +539,10 @@ class _Lowering:
         return scalars.minimum(self.extent(position), self.dimension(count) - self.place(start))
 
     # --- sums over columns -------------------------------------------------------------------
+
+    @cached_property
+    def _rows_go_in_vectors(self) -> bool:
+        return rows_in_vectors(self.group, self.context.limits)
 
     def _column_body(self) -> tuple[Statement, ...]:
         rows = [p for p, loops in enumerate(self.merged_loops) if loops[0] < len(self.group.outer)]

@@ -10,7 +10,7 @@ read side by side in memory decides, and how long the rows are.
 >>> def is_over_rows(axis: int) -> bool:
 ...     graph = wf.ir.trace(lambda x: wf.sum(x, axis=axis), wf.spec("float32", (8, 9)))
 ...     (found,) = group(graph, is_lowered, CPU.limits.fusion)
-...     return rows_in_vectors(found)
+...     return rows_in_vectors(found, CPU.limits.lowering)
 >>> is_over_rows(0), is_over_rows(1)
 (True, False)
 """
@@ -18,12 +18,13 @@ read side by side in memory decides, and how long the rows are.
 from __future__ import annotations
 
 from weft.compiler.fusion.grouping import Group
+from weft.compiler.targets.limits import LoweringLimits
 from weft.core.shapes import size
 from weft.ir.affine_index import offset
 from weft.ir.loops import PARTIALS
 
 
-def rows_in_vectors(group: Group) -> bool:
+def rows_in_vectors(group: Group, limits: LoweringLimits) -> bool:
     """Whether neighbouring elements belong to different rows: then rows go in vectors."""
     if not group.inner or not group.outer or not all(map(group.per_row, group.roots)):
         return False
@@ -34,9 +35,10 @@ def rows_in_vectors(group: Group) -> bool:
     row, column = inner.start - 1, inner.stop - 1
     if any(read.factor(row) == 1 and read.factor(column) != 1 for read in long):
         return True
-    # A few values for each row, such as the parts of a stack, that lie as rows do or are one number
-    # for many rows: they are too few for partial results, and along a row nothing is read.
+    # A few values for each row, such as the parts of a stack or pairs that lie side by side: they
+    # are too few for partial results, and along a row hardly anything is read.
     count = size(group.inner)
     is_short = isinstance(count, int) and count < PARTIALS
     factors = [read.factor(row) for read in reads]
-    return is_short and 1 in factors and all(factor in (0, 1) for factor in factors)
+    near = range(1 + limits.near_row_elements)
+    return is_short and any(factors) and all(type(f) is int and f in near for f in factors)

@@ -155,6 +155,15 @@ class LoweringLimits:
     """Taps up to which the window of a pooling is written out."""
     scatter_block_elements: int = 64
     """Elements of a row that one iteration of a divided scatter takes: a cache line and more."""
+    near_row_elements: int = 8
+    """Elements from one row to the next up to which rows of a few values go in vectors: each vector
+    then reads every so many elements, which costs less than rows by themselves."""
+    scanned_lines: int = 16
+    """Lines of neighbours that running sums go along side by side, in vectors: as many as hide that
+    each step waits for the one before. Half as many make a start worth it; 0: each line alone."""
+    conflict_bytes: int = 1024
+    """Places apart by a multiple of so many bytes evict each other, as a first-level cache of 64
+    sets of lines has 4 for them; 0: there are none."""
     guards_places: bool = False
     """Whether a kernel that writes to places that are data looks itself whether they are within:
     where launches run beside the host, none can be held back when a check before it has failed."""

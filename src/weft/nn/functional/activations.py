@@ -159,6 +159,7 @@ def tanh(x: wf.Tensor) -> wf.Tensor:
     return wf.tanh(x)
 
 
+@unit
 def softplus(x: wf.Tensor, beta: float = 1.0, threshold: float = 20.0) -> wf.Tensor:
     """log(1 + exp(beta x)) / beta, and x itself where beta x is above the threshold.
 

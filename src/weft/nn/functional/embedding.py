@@ -81,6 +81,7 @@ def embedding_bag(
     return _reduced_bags(rows, counted, labels, bags, mode)
 
 
+@unit
 def _reduced_bags(
     rows: wf.Tensor, counted: wf.Tensor, labels: wf.Tensor, bags: Any, mode: str
 ) -> wf.Tensor:

@@ -107,6 +107,14 @@ def binary_cross_entropy(
         expected="0 <= x <= 1",
         fix="F.binary_cross_entropy_with_logits(x, target), or wf.sigmoid(x) first",
     )
+    return _cross_entropy_of_two(x, target, weight, reduction)
+
+
+@unit
+def _cross_entropy_of_two(
+    x: wf.Tensor, target: wf.Tensor, weight: wf.Tensor | None, reduction: str
+) -> wf.Tensor:
+    """`binary_cross_entropy` of numbers that were looked at."""
     low = _bounded_log(wf.log, x, x)
     high = _bounded_log(lambda p: wf.log1p(-p), x, 1 - x)
     losses = -(target * low + (1 - target) * high)
@@ -174,6 +182,7 @@ def kl_div(
 
 
 @follow_table
+@unit
 def poisson_nll_loss(
     x: wf.Tensor,
     target: wf.Tensor,
@@ -222,6 +231,14 @@ def gaussian_nll_loss(
         expected="var >= 0",
         fix="make it positive: wf.softplus(var)",
     )
+    return _normal_surprise(x, target, var, full, eps, reduction)
+
+
+@unit
+def _normal_surprise(
+    x: wf.Tensor, target: wf.Tensor, var: wf.Tensor, full: bool, eps: float, reduction: str
+) -> wf.Tensor:
+    """`gaussian_nll_loss` of variances that were looked at."""
     if var.shape == x.shape[:-1]:
         var = wf.expand_dims(var, axis=-1)
     fixed = wf.stop_gradient(var)
@@ -245,11 +262,18 @@ def hinge_embedding_loss(
     """
     same_shape("hinge_embedding_loss", x, target)
     _refuse_other_signs("hinge_embedding_loss", target)
+    return _hinge(x, target, margin, reduction)
+
+
+@unit
+def _hinge(x: wf.Tensor, target: wf.Tensor, margin: float, reduction: str) -> wf.Tensor:
+    """`hinge_embedding_loss` for targets that were looked at."""
     losses = wf.where(wf.equal(target, 1), x, wf.relu(margin - x))
     return reduce_losses("hinge_embedding_loss", losses, reduction)
 
 
 @follow_table
+@unit
 def margin_ranking_loss(
     x1: wf.Tensor, x2: wf.Tensor, target: wf.Tensor, margin: float = 0.0, reduction: str = "mean"
 ) -> wf.Tensor:
@@ -264,6 +288,7 @@ def margin_ranking_loss(
 
 
 @follow_table
+@unit
 def soft_margin_loss(x: wf.Tensor, target: wf.Tensor, reduction: str = "mean") -> wf.Tensor:
     """log(1 + exp(-target x)), for targets 1 and -1.
 
@@ -300,11 +325,20 @@ def cosine_embedding_loss(
     cosine = wf.cosine_similarity(x1, x2, axis=-1)
     same_shape("cosine_embedding_loss", cosine, target)
     _refuse_other_signs("cosine_embedding_loss", target)
+    return _hinge_of_cosines(cosine, target, margin, reduction)
+
+
+@unit
+def _hinge_of_cosines(
+    cosine: wf.Tensor, target: wf.Tensor, margin: float, reduction: str
+) -> wf.Tensor:
+    """`cosine_embedding_loss` of cosines, for targets that were looked at."""
     losses = wf.where(wf.equal(target, 1), 1 - cosine, wf.relu(cosine - margin))
     return reduce_losses("cosine_embedding_loss", losses, reduction)
 
 
 @follow_table
+@unit
 def pairwise_distance(
     x1: wf.Tensor, x2: wf.Tensor, p: float = 2.0, eps: float = 1e-6, keepdims: bool = False
 ) -> wf.Tensor:
@@ -317,6 +351,7 @@ def pairwise_distance(
 
 
 @follow_table
+@unit
 def triplet_margin_loss(
     anchor: wf.Tensor,
     positive: wf.Tensor,

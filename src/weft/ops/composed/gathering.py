@@ -25,7 +25,8 @@ from weft.ir.primitive import Primitive
 from weft.ir.tensor import Tensor
 from weft.ops import boxes, indexing
 from weft.ops.arithmetic import divide, multiply
-from weft.ops.composed.indexing import from_the_front, getitem, with_update
+from weft.ops.composed.index_keys import from_the_front
+from weft.ops.composed.indexing import getitem, with_update
 from weft.ops.composed.ingestion import ingest
 from weft.ops.composed.manipulation import broadcast_known, moveaxis, reshape_known, transpose_known
 from weft.ops.movement import is_below, slice_

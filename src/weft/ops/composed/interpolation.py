@@ -20,6 +20,7 @@ from weft.ir.dispatch import apply
 from weft.ir.eager import unit
 from weft.ir.tensor import Tensor, wrap
 from weft.ops.composed.convolutions import per_axis
+from weft.ops.composed.manipulation import repeat
 from weft.ops.composed.pooling import (
     adaptive_avg_pool1d,
     adaptive_avg_pool2d,
@@ -142,6 +143,9 @@ def _linear_places(dim: int, count: int, ratio: float, align_corners: bool) -> A
 def _take_places(x: Tensor, axis: int, places: Array) -> Tensor:
     if len(places) == x.shape[axis] and bool(np.all(places == np.arange(len(places)))):
         return x
+    times = len(places) // x.shape[axis]
+    if times and np.array_equal(places, np.arange(len(places)) // times):
+        return repeat(x, times, axis=axis)  # its gradient is a sum, and not one of places
     return move_axis(apply(gather, x, place_beside(wrap(places), x), axes=(axis,)), 0, axis)
 
 

@@ -21,6 +21,7 @@ from weft.core.shapes import Shape, broadcast_shapes, normalize_axis
 from weft.core.types import TensorType
 from weft.core.wrong_calls import explain_all
 from weft.ir.dispatch import apply, apply_multiple
+from weft.ir.eager import unit
 from weft.ir.reverse import zeros
 from weft.ir.tensor import Tensor
 from weft.ops import determinants, eigen, factorizations, solving
@@ -135,6 +136,7 @@ def _hermitian(op: str, x: Operand) -> Tensor:
     return (tensor + adjoint(tensor)) * 0.5
 
 
+@unit
 def cholesky(x: Operand, /, *, upper: bool = False) -> Tensor:
     """The triangular L with x = L @ Lᴴ of a positive definite matrix, or U = Lᴴ.
 
@@ -156,6 +158,7 @@ def lu(x: Operand, /) -> LUResult:
     return LUResult(*apply_multiple(factorizations.lu, _inexact_operand("lu", x)))
 
 
+@unit
 def qr(x: Operand, /, *, mode: str = "reduced") -> QRResult:
     """Q with orthonormal columns and upper triangular R with x = Q @ R.
 
@@ -179,6 +182,7 @@ def qr(x: Operand, /, *, mode: str = "reduced") -> QRResult:
     )
 
 
+@unit
 def svd(x: Operand, /, *, full_matrices: bool = True) -> SVDResult:
     """U, S, Vh with x = U @ diag(S) @ Vh; the singular values S fall.
 
@@ -195,6 +199,7 @@ def svd(x: Operand, /, *, full_matrices: bool = True) -> SVDResult:
     )
 
 
+@unit
 def svdvals(x: Operand, /) -> Tensor:
     """The singular values, falling.
 
@@ -205,6 +210,7 @@ def svdvals(x: Operand, /) -> Tensor:
     return apply(factorizations.svdvals, _inexact_operand("svdvals", x))
 
 
+@unit
 def eigh(x: Operand, /) -> EighResult:
     """Eigenvalues, rising, and eigenvectors (columns) of a Hermitian matrix.
 
@@ -215,6 +221,7 @@ def eigh(x: Operand, /) -> EighResult:
     return EighResult(*apply_multiple(eigen.eigh, _hermitian("eigh", x)))
 
 
+@unit
 def eigvalsh(x: Operand, /) -> Tensor:
     """Eigenvalues, rising, of a Hermitian matrix.
 
@@ -270,6 +277,7 @@ def _drop_last_axis(x: Tensor, vector: bool) -> Tensor:
     return apply(reshape, x, shape=x.shape[:-1]) if vector else x
 
 
+@unit
 def solve(x1: Operand, x2: Operand, /) -> Tensor:
     """x with x1 @ x = x2. Leading axes broadcast; x2 is one vector if it has exactly one axis.
 
@@ -281,6 +289,7 @@ def solve(x1: Operand, x2: Operand, /) -> Tensor:
     return _drop_last_axis(apply(solving.solve, a, b), vector)
 
 
+@unit
 def solve_triangular(
     x1: Operand, x2: Operand, /, *, upper: bool = False, unit_diagonal: bool = False
 ) -> Tensor:
@@ -296,6 +305,7 @@ def solve_triangular(
     return _drop_last_axis(out, vector)
 
 
+@unit
 def inv(x: Operand, /) -> Tensor:
     """The inverse of each square matrix. To multiply with it, `solve` is faster and better.
 
@@ -320,6 +330,7 @@ def _threshold(op: str, x: Tensor, rtol: Operand | None) -> Tensor:
     return apply(broadcast_to, given, shape=x.shape[:-2])
 
 
+@unit
 def pinv(x: Operand, /, *, rtol: Operand | None = None) -> Tensor:
     """The pseudo-inverse. Singular values of at most rtol times the largest count as zero.
 
@@ -332,6 +343,7 @@ def pinv(x: Operand, /, *, rtol: Operand | None = None) -> Tensor:
     return apply(solving.pinv, tensor, _threshold("pinv", tensor, rtol))
 
 
+@unit
 def det(x: Operand, /) -> Tensor:
     """The determinant of each square matrix; its gradient is right for singular ones too.
 
@@ -342,6 +354,7 @@ def det(x: Operand, /) -> Tensor:
     return apply(determinants.det, _inexact_operand("det", x))
 
 
+@unit
 def slogdet(x: Operand, /) -> SlogdetResult:
     """The sign of the determinant and the logarithm of its absolute value, safe from overflow.
 
@@ -352,6 +365,7 @@ def slogdet(x: Operand, /) -> SlogdetResult:
     return SlogdetResult(*apply_multiple(determinants.slogdet, _inexact_operand("slogdet", x)))
 
 
+@unit
 def logdet(x: Operand, /) -> Tensor:
     """The logarithm of the determinant: -inf where it is zero, and NaN where it is negative.
 

@@ -15,6 +15,7 @@ from weft.core.dimensions import is_zero
 from weft.core.errors import ArgumentError, ShapeError
 from weft.core.shapes import Dim, Dimension, Shape
 from weft.ir.dispatch import apply
+from weft.ir.eager import unit
 from weft.ir.remembered_calls import remember_host_calls
 from weft.ir.tensor import Tensor
 from weft.ops import movement
@@ -28,7 +29,6 @@ MODES = ("constant", "reflect", "edge", "symmetric", "wrap")
 Widths = list[tuple[Dimension, Dimension]]
 
 
-@remember_host_calls
 def pad(x: Operand, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0) -> Tensor:
     """The tensor with elements added before and after each axis.
 
@@ -42,6 +42,8 @@ def pad(x: Operand, pad_width: Any, mode: str = "constant", *, constant_values: 
     >>> wf.pad(wf.tensor([1, 2, 3]), 1, mode="symmetric").tolist()
     [1, 1, 2, 3, 3]
     """
+    if mode == "constant":
+        return _pad_constant(x, pad_width, constant_values)
     x = as_tensor("pad", x)
     widths = _widths(x, pad_width)
     if mode not in MODES:
@@ -52,8 +54,11 @@ def pad(x: Operand, pad_width: Any, mode: str = "constant", *, constant_values: 
             got={"mode": repr(mode)},
             fix='mode="constant"',
         )
-    if mode == "constant":
-        return _pad_constant(x, widths, constant_values)
+    return _pad_with_elements(x, widths, mode)
+
+
+@unit
+def _pad_with_elements(x: Tensor, widths: Widths, mode: str) -> Tensor:
     for axis, (low, high) in enumerate(widths):
         x = _pad_axis(x, axis, low, high, mode)
     return alias(x)
@@ -97,7 +102,10 @@ def _refuse(x: Tensor, pad_width: Any) -> NoReturn:
     )
 
 
-def _pad_constant(x: Tensor, widths: Widths, value: Any) -> Tensor:
+@remember_host_calls
+def _pad_constant(x: Operand, pad_width: Any, value: Any) -> Tensor:
+    x = as_tensor("pad", x)
+    widths = _widths(x, pad_width)
     if isinstance(value, (Tensor, np.ndarray)):
         return _pad_tensor(x, widths, convert_to(as_tensor("pad", value), x.dtype))
     padding = tuple([(low, high, 0) for low, high in widths])

@@ -405,7 +405,7 @@ def diag_embed(x: Operand, offset: int = 0, axis1: int = -2, axis2: int = -1) ->
     return moveaxis(matrices, (-2, -1), (first, second))
 
 
-@beside_operands
+@unit
 def unfold(x: Operand, axis: int, size: int, step: int = 1) -> Tensor:
     """Windows of a size that start every `step` elements of an axis, along a new last axis.
 

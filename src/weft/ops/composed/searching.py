@@ -24,7 +24,7 @@ from weft.ir.tensor import Tensor, wrap
 from weft.ops import sorting
 from weft.ops.comparison import equal, not_equal
 from weft.ops.composed.gathering import take
-from weft.ops.composed.indexing import concrete_mask
+from weft.ops.composed.index_keys import concrete_mask
 from weft.ops.composed.manipulation import reshape_known
 from weft.ops.logic import logical_not
 from weft.ops.operands import Operand, apply_as, as_integer, as_tensor, convert_to, promote_operands

@@ -65,11 +65,42 @@ class _Line:
         return self.builder.kernel(loops, size(self.builder.shape(0)) * 2, scratch)
 
 
+class _LinesSideBySide(_Line):
+    """The same for lines whose elements are neighbours, with some lines in vectors.
+
+    A line by itself waits at every step for its own state.
+    """
+
+    def __init__(self, builder: KernelBuilder) -> None:
+        super().__init__(builder)
+        block, lanes = scalars.index("block"), builder.limits.scanned_lines
+        start = block * lanes
+        self.width = scalars.const(lanes, INDEX)
+        self.before = start + self.inner
+        self.at = self.before * self.count + self.place
+        self.blocks = block, (self.rows + (lanes - 1)) // lanes
+        self.lines = self.inner, scalars.minimum(self.width, self.rows - start)
+
+    def kernel(self, body: tuple[Statement, ...], *scratch: Scratch) -> NodeKernel:
+        """Run statements at each place."""
+        inside = nest([(self.step, self.count), self.lines], body, parallel=False)
+        loops = nest([self.blocks], inside, vector=False)
+        return self.builder.kernel(loops, size(self.builder.shape(0)) * 2, scratch)
+
+
+def _lines(builder: KernelBuilder) -> _Line:
+    """The loops along one axis of a kernel whose state goes from element to element."""
+    axis, shape = builder.params["axis"], builder.shape(0)
+    rows, width, least = size(shape[:axis]), size(shape[axis + 1 :]), builder.limits.scanned_lines
+    is_beside = width == 1 and isinstance(rows, int) and 0 < least <= 2 * rows
+    return _LinesSideBySide(builder) if is_beside else _Line(builder)
+
+
 def _running_combination(combine: Combine) -> Callable[[KernelBuilder], NodeKernel]:
     """Each element combined with what came before it."""
 
     def write(builder: KernelBuilder) -> NodeKernel:
-        line = _Line(builder)
+        line = _lines(builder)
         dtype = float64 if builder.result.dtype.is_floating else builder.result.dtype
         state = line.state("state", dtype)
         new, here = scalars.cast(builder.operands[0][line.at], dtype), line.inner
@@ -93,7 +124,7 @@ kernel_of("cumulative_logsumexp")(_running_combination(add_exponentials))
 @kernel_of("linear_recurrence")
 def linear_recurrence(builder: KernelBuilder) -> NodeKernel:
     """y[k] = a[k]·y[k-1] + b[k], each product and each sum rounded to the dtype."""
-    line, dtype = _Line(builder), builder.result.dtype
+    line, dtype = _lines(builder), builder.result.dtype
     state = line.state("state", compute_dtype(dtype))
     a, b = (widen_element(operand[line.at]) for operand in builder.operands)
     product = a * state.buffer[line.inner]
@@ -110,7 +141,7 @@ def _positions_so_far(extreme: Combine) -> Callable[[KernelBuilder], NodeKernel]
     """Where the extreme of all elements so far stands; among equals the latest."""
 
     def write(builder: KernelBuilder) -> NodeKernel:
-        line = _Line(builder)
+        line = _lines(builder)
         new = widen_element(builder.operands[0][line.at])
         best, place = line.state("best", new.dtype), line.state("place", INDEX)
         first, at = scalars.equal(line.step, ZERO), line.inner

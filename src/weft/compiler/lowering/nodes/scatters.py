@@ -148,6 +148,9 @@ class _Updates:
             step = loops[0][0] * self.builder.extent(self.builder.strides(0)[batch])
             whole = _Part([batch], [], step, ZERO)
             return nest(loops[:1], self.body(whole, rest, loops[1:]), vector=False)
+        if rest.loops and self._share_cache_sets(rest):
+            element = replace(rest, loops=[])
+            return nest(rest.loops, self.body(element, element, loops), vector=False)
         most = self.builder.limits.scatter_block_elements
         if len(rest.loops) == 1 and _is_long(rest.loops[0][1], most):
             block, part = _cut_into_blocks(rest, most)
@@ -156,6 +159,17 @@ class _Updates:
             part = replace(rest, loops=rest.loops[1:])
             return nest(rest.loops[:1], self.body(part, part, loops), vector=False)
         return self.body(_Part([], [], ZERO, ZERO), rest, loops)
+
+    def _share_cache_sets(self, rest: _Part) -> bool:
+        """Whether the elements of a row of updates belong to places of x that evict each other.
+
+        They do where they lie so far apart that they share few sets of the cache: such a row is
+        written element by element, each after those of all other rows.
+        """
+        builder, conflict = self.builder, self.builder.limits.conflict_bytes
+        axis = max(axis for axis in rest.fixed if builder.shape(0)[axis] != 1)
+        apart, element_bytes = builder.strides(0)[axis], self.buffer.dtype.bits // 8
+        return isinstance(apart, int) and conflict > 0 and apart * element_bytes % conflict == 0
 
     def body(self, whole: _Part, rest: _Part, loops: Sequence[Loop]) -> tuple[Statement, ...]:
         """Write the rows one after the other; none where the index is out of range."""

@@ -15,6 +15,15 @@ from functools import cache
 
 from weft.compiler.targets.cuda.arithmetic import FMOD, REDUCED, reduced_table
 from weft.compiler.targets.cuda.values import DeviceValues
+from weft.compiler.targets.llvm.double_functions import (
+    IN_DOUBLE,
+    ascending_polynomial,
+    cosine_near,
+    expm1,
+    log1p,
+    signed_value,
+    sine_near,
+)
 from weft.compiler.targets.llvm.elementary import (
     DOUBLE,
     INFINITY,
@@ -22,7 +31,6 @@ from weft.compiler.targets.llvm.elementary import (
     NAN,
     polynomial,
     power_at_edges,
-    with_sign_of,
 )
 from weft.compiler.targets.llvm.ir_builder import Function
 from weft.compiler.targets.llvm.machine import Machine
@@ -54,15 +62,6 @@ exp, log = DOUBLE["exp"], DOUBLE["log"]
 _LN2, _LOG2_E, _LOG10_E = math.log(2.0), 1.0 / math.log(2.0), math.log10(math.e)
 
 
-def _with_sign_of(x: Scalar, magnitude: Scalar) -> Scalar:
-    return with_sign_of(x, absolute(magnitude))
-
-
-def _ascending_polynomial(x: Scalar, *coefficients: float) -> Scalar:
-    """A polynomial whose lowest power comes first."""
-    return polynomial(x, *reversed(coefficients))
-
-
 def _power_of_two(exponent: Scalar) -> Scalar:
     """2 to an int64, in two factors, so that it may be subnormal."""
     half = exponent >> 1
@@ -83,12 +82,6 @@ def _scale(whole: Scalar) -> Scalar:
     """2 to a whole number from -1100 to 1100."""
     exponent = minimum(maximum(cast(whole, int64), -1100), 1100)
     return _power_of_two(exponent)
-
-
-def _expm1(x: Scalar) -> Scalar:
-    series = [1.0 / math.factorial(k) for k in range(15, 1, -1)]
-    near = fma(polynomial(x, *series) * x, x, x)
-    return select(less(absolute(x), 0.35), select(equal(x, 0.0), x, near), exp(x) - 1.0)
 
 
 def _power_and_mantissa(x: Scalar) -> tuple[Scalar, Scalar]:
@@ -113,13 +106,6 @@ def _logarithm(per_power: float, factor: float) -> Rule:
         return _logarithm_at_edges(x, fma(whole, const(per_power, float64), log(m) * factor))
 
     return logarithm
-
-
-def _log1p(x: Scalar) -> Scalar:
-    near = 1.0 + x
-    lost = (x - (near - 1.0)) / near
-    value = log(near) + select(less(absolute(lost), INFINITY), lost, 0.0)
-    return select(less(absolute(x), 1e-17), x, value)
 
 
 def _pow(x: Scalar, y: Scalar) -> Scalar:
@@ -154,14 +140,6 @@ def _log2_in_parts(m: Scalar) -> tuple[Scalar, Scalar]:
 
 _FAR = 2.0**20
 """From here on angles are reduced by `REDUCED`, with as many digits of π as they need."""
-_SINE = (
-    -1.66666666666666324348e-01, 8.33333333332248946124e-03, -1.98412698298579493134e-04,
-    2.75573137070700676789e-06, -2.50507602534068634195e-08, 1.58969099521155010221e-10,
-)  # fmt: skip
-_COSINE = (
-    4.16666666666666019037e-02, -1.38888888888741095749e-03, 2.48015872894767294178e-05,
-    -2.75573143513906633035e-07, 2.08757232129817482790e-09, -1.13596475577881948265e-11,
-)  # fmt: skip
 
 
 def _reduce_angle(x: Scalar) -> tuple[Scalar, Scalar]:
@@ -176,23 +154,11 @@ def _reduce_angle(x: Scalar) -> tuple[Scalar, Scalar]:
     return rest, cast(quadrant, int64)
 
 
-def _sine_near(x: Scalar) -> Scalar:
-    square = x * x
-    return select(equal(x, 0.0), x, fma(_ascending_polynomial(square, *_SINE), square * x, x))
-
-
-def _cosine_near(x: Scalar) -> Scalar:
-    square = x * x
-    half = square * 0.5
-    top = 1.0 - half
-    return top + ((1.0 - top) - half + _ascending_polynomial(square, *_COSINE) * square * square)
-
-
 def _circular_function(quarter: int) -> Rule:
     def function_of_angle(x: Scalar) -> Scalar:
         rest, quadrant = _reduce_angle(x)
         quadrant = quadrant + quarter
-        value = select(equal(quadrant & 1, 0), _sine_near(rest), _cosine_near(rest))
+        value = select(equal(quadrant & 1, 0), sine_near(rest), cosine_near(rest))
         return select(equal(quadrant & 2, 0), value, -value)
 
     return function_of_angle
@@ -200,149 +166,12 @@ def _circular_function(quarter: int) -> Rule:
 
 def _tan(x: Scalar) -> Scalar:
     rest, quadrant = _reduce_angle(x)
-    sine, cosine = _sine_near(rest), _cosine_near(rest)
+    sine, cosine = sine_near(rest), cosine_near(rest)
     even = equal(quadrant & 1, 0)
     return select(even, sine, -cosine) / select(even, cosine, sine)
 
 
-# --- inverse circular functions ------------------------------------------------------------------
-
-_ASIN_TOP = (
-    1.66666666666666657415e-01, -3.25565818622400915405e-01, 2.01212532134862925881e-01,
-    -4.00555345006794114027e-02, 7.91534994289814532176e-04, 3.47933107596021167570e-05,
-)  # fmt: skip
-_ASIN_BELOW = (
-    1.0, -2.40339491173441421878e00, 2.02094576023350569471e00, -6.88283971605453293030e-01,
-    7.70381505559019352791e-02,
-)  # fmt: skip
-_ATAN = (
-    3.33333333333329318027e-01, -1.99999999998764832476e-01, 1.42857142725034663711e-01,
-    -1.11111104054623557880e-01, 9.09088713343650656196e-02, -7.69187620504482999495e-02,
-    6.66107313738753120669e-02, -5.83357013379057348645e-02, 4.97687799461593236017e-02,
-    -3.65315727442169155270e-02, 1.62858201153657823623e-02,
-)  # fmt: skip
-_HALF_PI = (1.5707963267948966, 6.123233995736766e-17)
-
-
-def _asin_near(x: Scalar, square: Scalar) -> Scalar:
-    ratio = (
-        square
-        * _ascending_polynomial(square, *_ASIN_TOP)
-        / _ascending_polynomial(square, *_ASIN_BELOW)
-    )
-    return fma(x, ratio, x)
-
-
-def _asin_parts(x: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-    """Whether |x| < ½; the arc sine of x where it is; and that of √((1 - |x|)/2)."""
-    size = absolute(x)
-    small = (1.0 - size) * 0.5
-    return less(size, 0.5), _asin_near(x, x * x), _asin_near(sqrt(small), small)
-
-
-def _asin(x: Scalar) -> Scalar:
-    is_near, near, rest = _asin_parts(x)
-    far = _HALF_PI[0] - (2.0 * rest - _HALF_PI[1])
-    return select(is_near, near, _with_sign_of(x, far) + x * 0.0)
-
-
-def _acos(x: Scalar) -> Scalar:
-    is_near, near, rest = _asin_parts(x)
-    middle = _HALF_PI[0] - (near - _HALF_PI[1])
-    below = 2.0 * (_HALF_PI[0] - (rest - _HALF_PI[1]))
-    return select(is_near, middle, select(less(x, 0.0), below, 2.0 * rest))
-
-
-def _atan(x: Scalar) -> Scalar:
-    """The angle by one of four known ones: atan a + atan((x - a)/(1 + a·x))."""
-    size = absolute(x)
-    top, below = size, const(1.0, float64)
-    high, low = const(0.0, float64), const(0.0, float64)
-    for start, middle, angle, rest in (
-        (0.4375, 0.5, 4.63647609000806093515e-01, 2.26987774529616870924e-17),
-        (0.6875, 1.0, 7.85398163397448278999e-01, 3.06161699786838301793e-17),
-        (1.1875, 1.5, 9.82793723247329054082e-01, 1.39033110312309984516e-17),
-    ):
-        is_beyond = ~less(size, start)
-        top = select(is_beyond, size - middle, top)
-        below = select(is_beyond, fma(size, const(middle, float64), const(1.0, float64)), below)
-        high, low = select(is_beyond, angle, high), select(is_beyond, rest, low)
-    is_far = ~less(size, 2.4375)
-    top, below = select(is_far, -1.0, top), select(is_far, size, below)
-    high, low = select(is_far, _HALF_PI[0], high), select(is_far, _HALF_PI[1], low)
-    t = top / below
-    square = t * t
-    curve = t * square * _ascending_polynomial(square, *_ATAN)
-    return _signed_angle(x, high - ((curve - low) - t))
-
-
-def _signed_angle(x: Scalar, angle: Scalar) -> Scalar:
-    return select(not_equal(x, x), x, _with_sign_of(x, angle))
-
-
-def _atan2(y: Scalar, x: Scalar) -> Scalar:
-    """The angle of a point; its signs of zero say on which side of an axis it is."""
-    both = equal(absolute(x), INFINITY) & equal(absolute(y), INFINITY)
-    ratio = select(both, 1.0, absolute(y) / absolute(x))
-    ratio = select(equal(y, 0.0) & equal(x, 0.0), 0.0, ratio)
-    angle = _atan(ratio)
-    is_left = less(bitcast(x, int64), 0)
-    left = math.pi - (angle - 1.2246467991473532e-16)
-    found = _with_sign_of(y, select(is_left, left, angle))
-    return select(or_(not_equal(x, x), not_equal(y, y)), x + y, found)
-
-
-# --- hyperbolic functions ------------------------------------------------------------------------
-
-
-def _sinh(x: Scalar) -> Scalar:
-    size = absolute(x)
-    t = _expm1(minimum(size, 22.0))
-    near = 0.5 * (t + t / (t + 1.0))
-    root = exp(0.5 * size)
-    return _signed_angle(x, select(less(size, 22.0), near, 0.5 * root * root))
-
-
-def _cosh(x: Scalar) -> Scalar:
-    root = exp(0.5 * absolute(x))
-    near = exp(minimum(absolute(x), 22.0))
-    far = 0.5 * root * root
-    return select(less(absolute(x), 22.0), fma(near, const(0.5, float64), 0.5 / near), far)
-
-
-def _asinh(x: Scalar) -> Scalar:
-    size = absolute(x)
-    square = minimum(size, 2.0**28) * minimum(size, 2.0**28)
-    near = _log1p(size + square / (1.0 + sqrt(1.0 + square)))
-    return _signed_angle(x, select(less(size, 2.0**28), near, log(size) + _LN2))
-
-
-def _acosh(x: Scalar) -> Scalar:
-    t = x - 1.0
-    near = _log1p(t + sqrt(t * 2.0 + t * t))
-    far = log(absolute(x)) + _LN2
-    return select(less(x, 1.0), NAN, select(less(x, 2.0**28), near, far))
-
-
-def _atanh(x: Scalar) -> Scalar:
-    size = absolute(x)
-    return _signed_angle(x, 0.5 * _log1p(2.0 * size / (1.0 - size)))
-
-
 # --- roots ---------------------------------------------------------------------------------------
-
-
-def _cbrt(x: Scalar) -> Scalar:
-    """A third of the exponent, and then Newton's steps."""
-    size = absolute(x)
-    tiny = less(size, 1e-290)
-    scaled = select(tiny, size * 2.0**162, size)
-    root = bitcast(bitcast(scaled, int64) // 3 + 0x2A9F789310000000, float64)
-    for _ in range(4):
-        root = root - (root - scaled / (root * root)) * (1.0 / 3.0)
-    root = select(tiny, root * 2.0**-54, root)
-    plain = or_(equal(x, 0.0), ~less(size, INFINITY))
-    return select(plain, x, _with_sign_of(x, root))
 
 
 def _hypot(x: Scalar, y: Scalar) -> Scalar:
@@ -406,7 +235,7 @@ _GAMMA = (
 
 
 def _ratio(x: Scalar, top: tuple[float, ...], below: tuple[float, ...]) -> Scalar:
-    return _ascending_polynomial(x, *top) / _ascending_polynomial(x, *below)
+    return ascending_polynomial(x, *top) / ascending_polynomial(x, *below)
 
 
 def _erfc_far(size: Scalar) -> Scalar:
@@ -432,7 +261,7 @@ def _erf_parts(x: Scalar) -> tuple[Scalar, Scalar, Scalar, Scalar]:
 def _erf(x: Scalar) -> Scalar:
     size, near, one, far = _erf_parts(x)
     outer = select(less(size, 1.25), _ERF_ONE + one, 1.0 - far)
-    return select(less(size, 0.84375), fma(x, near, x), _signed_angle(x, outer))
+    return select(less(size, 0.84375), fma(x, near, x), signed_value(x, outer))
 
 
 def _erfc(x: Scalar) -> Scalar:
@@ -469,16 +298,15 @@ def _sine_of_half_turns(x: Scalar) -> Scalar:
     angle = rest * math.pi
     quarter = less(absolute(rest), 0.25)
     other = (0.5 - absolute(rest)) * math.pi
-    return select(quarter, _sine_near(angle), _cosine_near(other))
+    return select(quarter, sine_near(angle), cosine_near(other))
 
 
 FUNCTIONS: dict[str, Rule] = {
-    "exp": exp, "exp2": _exp2, "expm1": _expm1, "log": log, "log2": _logarithm(1.0, _LOG2_E),
-    "log10": _logarithm(math.log10(2.0), _LOG10_E), "log1p": _log1p, "sin": _circular_function(0),
-    "cos": _circular_function(1), "tan": _tan, "asin": _asin, "acos": _acos, "atan": _atan,
-    "atan2": _atan2, "sinh": _sinh, "cosh": _cosh, "tanh": DOUBLE["tanh"], "asinh": _asinh,
-    "acosh": _acosh, "atanh": _atanh, "cbrt": _cbrt, "hypot": _hypot, "pow": _pow, "erf": _erf,
-    "erfc": _erfc, "lgamma": _lgamma,
+    **IN_DOUBLE,
+    "exp": exp, "exp2": _exp2, "expm1": expm1, "log": log, "log2": _logarithm(1.0, _LOG2_E),
+    "log10": _logarithm(math.log10(2.0), _LOG10_E), "log1p": log1p, "sin": _circular_function(0),
+    "cos": _circular_function(1), "tan": _tan, "tanh": DOUBLE["tanh"], "hypot": _hypot,
+    "pow": _pow, "erf": _erf, "erfc": _erfc, "lgamma": _lgamma,
 }  # fmt: skip
 """The functions that are expressions, under their names in the C library."""
 BY_HAND = {"fmod": FMOD, "reduced_rest": REDUCED, "reduced_quadrant": REDUCED}

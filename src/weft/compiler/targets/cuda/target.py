@@ -97,7 +97,13 @@ CUDA_LIMITS = Limits(
         recomputed_reads=2,
         stores_narrow_floats=True,
     ),
-    lowering=LoweringLimits(guards_places=True, transposed_tile=0),
+    lowering=LoweringLimits(
+        guards_places=True,
+        transposed_tile=0,
+        near_row_elements=1,
+        scanned_lines=0,
+        conflict_bytes=0,
+    ),
     plan=PlanLimits(
         fused_launches=0,
         filling_chunks=64.0,

@@ -2,7 +2,8 @@
 
 `expand` replaces each function by arithmetic that is the same for one lane and for many. In float32
 the frequent functions are polynomials, within 1.5 ulp over the whole range (erfc 1.6, powers 2),
-and so are exp, log and tanh of float64; the others call the C library in double precision. In
+and so are exp, log and tanh of float64. Others of float32 are computed in float64, by expressions
+(`double_functions.py`) where there are some; the rest calls the C library in double precision. In
 float32 erf and tanh have sixteen polynomials each and erfc has eight, see `piecewise`.
 Coefficients: N. Juffa's published single precision functions (log, sin, cos), and polynomials of
 our own by Remez's exchange, in 40 digits (mpmath), weighted for the relative error and rounded;
@@ -16,7 +17,7 @@ numbers. All but the calls give the same bits however wide the vectors are.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 
 from weft.compiler.targets.llvm.bell import with_bell_of_half_root, with_erfc_of_half_root
@@ -436,8 +437,6 @@ SINGLE: dict[str, Function] = {
 DOUBLE: dict[str, Function] = {"exp": _exp, "log": _log_of_double, "tanh": _tanh_of_double}
 """The functions of float64 that are polynomials."""
 
-_POLYNOMIALS = {float32: SINGLE, float64: DOUBLE}
-
 
 # --- casts of 16-bit floats ----------------------------------------------------------------------
 
@@ -496,8 +495,9 @@ def _rounded_to_odd(x: Scalar) -> Scalar:
 class Expander:
     """Rewrites expressions into what the table of instructions holds; remembers what is done."""
 
-    def __init__(self, half: bool) -> None:
+    def __init__(self, half: bool, single: Mapping[str, Function] = SINGLE) -> None:
         self._half = half
+        self._rules = {float32: single, float64: DOUBLE}
         self._done: dict[Scalar, Scalar] = {}
 
     def __call__(self, x: Scalar) -> Scalar:
@@ -511,7 +511,7 @@ class Expander:
         args = tuple(self._done[arg] for arg in x.args)
         if x.op == "cast":
             return self._cast(args[0], x.dtype)
-        rule = _POLYNOMIALS.get(x.dtype, {}).get(x.op)
+        rule = self._rules.get(x.dtype, {}).get(x.op)
         if rule is not None:
             return rule(*args)
         if x.op == "hypot" and x.dtype is float32:
