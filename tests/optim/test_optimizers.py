@@ -533,3 +533,37 @@ def test_an_optimizer_without_a_rule_says_what_it_lacks() -> None:
     parameter.sum().backward()
     with pytest.raises(NotImplementedError, match="Plain has no update rule: override `rule`"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("make", [wf.optim.Adam, wf.optim.SGD, wf.optim.RMSprop])
+def test_an_optimiser_has_the_digits_of_parameters_that_became_float64(
+    make: Callable[..., wf.optim.Optimizer], compiled: bool
+) -> None:
+    options = {"momentum": 0.9} if make is wf.optim.SGD else {}
+
+    def trained(is_late: bool) -> wf.Tensor:
+        net = wf.nn.Linear(3, 2)
+        net.load_state_dict({"weight": wf.ones((2, 3)) / 4, "bias": wf.zeros(2)})
+        optimizer = None if not is_late else make(net.parameters(), lr=0.001, **options)
+        net.to("float64")
+        optimizer = optimizer or make(net.parameters(), lr=0.001, **options)
+
+        def step(net: wf.nn.Module, optimizer: wf.optim.Optimizer, x: wf.Tensor) -> wf.Tensor:
+            loss = wf.sum(net(x) ** 2)
+            optimizer.minimize(loss)
+            return loss
+
+        x = wf.arange(6.0, dtype="float64").reshape((2, 3))
+        optimizer.step()  # nothing has a gradient yet
+        for _ in range(4):
+            (wf.jit(step) if compiled else step)(net, optimizer, x)
+        weight: wf.Tensor = net.weight.detach()
+        assert optimizer.groups[0]["lr"].dtype is wf.float64
+        net.to("float32")
+        step(net, optimizer, x.astype("float32"))
+        assert net.weight.dtype is wf.float32
+        assert optimizer.groups[0]["lr"].dtype is wf.float32
+        return weight
+
+    np.testing.assert_allclose(trained(True).numpy(), trained(False).numpy(), rtol=1e-14)

@@ -15,8 +15,8 @@ from typing import Unpack
 
 import weft as wf
 from weft.optim import rules
-from weft.optim.groups import Parameters
-from weft.optim.optimizer import Optimizer, Shared, wide_dtype
+from weft.optim.groups import Parameters, wide_dtype
+from weft.optim.optimizer import Optimizer, Shared
 from weft.optim.optimizers import Adam, Betas, Options, Rate
 from weft.optim.rules import State
 

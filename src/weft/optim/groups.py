@@ -10,7 +10,8 @@ import weft as wf
 from weft.optim.checks import check_known, check_option, check_parameter, check_positive
 from weft.optim.schedules import Schedule
 
-__all__ = ["Group", "Parameters", "group_text", "read_groups", "settings_dtype"]
+__all__ = ["Group", "Parameters", "group_text", "read_groups", "settings_dtype",
+           "wide_dtype"]  # fmt: skip
 
 Parameters = Iterable[Any] | Mapping[str, wf.Tensor]
 
@@ -19,6 +20,11 @@ def settings_dtype(parameters: Sequence[wf.Tensor]) -> wf.DType:
     """The dtype of settings that are tensors: float64 where all parameters are as wide."""
     is_wide = bool(parameters) and all(wf.finfo(p.dtype).bits == 64 for p in parameters)
     return wf.float64 if is_wide else wf.float32
+
+
+def wide_dtype(parameter: wf.Tensor) -> wf.DType:
+    """The dtype that a rule computes in: float32 for 16-bit parameters."""
+    return parameter.dtype if parameter.dtype.bits >= 32 else wf.float32
 
 
 @dataclass(eq=False)

@@ -34,7 +34,7 @@ from weft.optim.checks import (
 )
 from weft.optim.clipping import gradient_norm, scaled_to_norm
 from weft.optim.graphs import minimize_in_graph
-from weft.optim.groups import Group, Parameters, group_text, read_groups
+from weft.optim.groups import Group, Parameters, group_text, read_groups, wide_dtype
 from weft.optim.nodes import tree_node
 from weft.optim.precision import LossScale, all_finite, check_precision, mixed
 from weft.optim.rows import Rows, summed_by_row
@@ -459,11 +459,6 @@ class _Waiting:
             totals.append(new if parameter.requires_grad else None)
         self.count.copy_(wf.where(complete, 0, count))
         return totals, complete
-
-
-def wide_dtype(parameter: wf.Tensor) -> wf.DType:
-    """The dtype that a rule computes in: float32 for 16-bit parameters."""
-    return parameter.dtype if parameter.dtype.bits >= 32 else wf.float32
 
 
 def _write(handle: wf.Tensor, value: wf.Tensor, apply: wf.Tensor | None) -> None:

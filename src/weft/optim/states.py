@@ -14,7 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 import weft as wf
+from weft.optim.groups import Group, settings_dtype, wide_dtype
 
 if TYPE_CHECKING:
     from weft.optim.optimizer import Optimizer
@@ -69,7 +72,7 @@ def parameters_of_slots(optimizer: Optimizer) -> dict[str, wf.Tensor]:
 
 
 def follow_parameters(optimizer: Optimizer) -> None:
-    """Move what is kept to where the parameters are: `Module.to` may have moved them.
+    """Bring what is kept to the device and the digits of the parameters; see `Module.to`.
 
     Single numbers are on the host, where they fit beside any tensor, or where a compiled step that
     ran with all the others has left them.
@@ -83,9 +86,37 @@ def follow_parameters(optimizer: Optimizer) -> None:
         if kept and kept[0].device is not device:
             for handle in kept:
                 handle.set_(handle.to(device))
+        wide = wide_dtype(parameter)
+        if kept and kept[0].dtype is not wide and kept[0].dtype.is_floating and wide.is_floating:
+            for handle in kept:
+                handle.set_(handle.astype(wide))
     for number in _single_numbers(optimizer):
         if number.device is not device and number.device.kind != "cpu":
             number.set_(number.to("cpu"))
+    for group in optimizer.groups:
+        _follow_digits(group)
+
+
+def _follow_digits(group: Group) -> None:
+    """Give settings that are tensors the digits that they have if parameters were so at first."""
+    dtype = settings_dtype(group.parameters)
+    if group.options["lr"].dtype is dtype:
+        return
+    for value in group.options.values():
+        if isinstance(value, wf.Tensor):
+            value.set_(_with_digits(value, dtype))
+
+
+def _with_digits(setting: wf.Tensor, dtype: wf.DType) -> wf.Tensor:
+    """A setting in another dtype: of a float32 the shortest number that is rounded to it.
+
+    That is what was written: 0.001, and not 0.0010000000474974513. In a trace it is as it is.
+    """
+    try:
+        shortest = float(str(np.float32(setting.item())))
+    except wf.TraceError:
+        return setting.astype(dtype)
+    return wf.tensor(shortest, dtype=dtype)
 
 
 def _single_numbers(optimizer: Optimizer) -> Iterator[wf.Tensor]:
