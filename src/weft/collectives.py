@@ -16,7 +16,6 @@ from weft.ir.groups import (
     Communicator,
     Pairs,
     Reduce,
-    Transport,
     bind_groups,
     bind_thread_groups,
     bound_groups,
@@ -39,7 +38,7 @@ from weft.ops.composed.collectives import (
 )
 
 __all__ = [
-    "Communicator", "Pairs", "Reduce", "Transport", "all_gather", "all_reduce", "all_to_all",
+    "Communicator", "Pairs", "Reduce", "all_gather", "all_reduce", "all_to_all",
     "axis_index", "axis_size", "bind_groups", "bind_thread_groups", "bound_groups", "broadcast",
     "find_group", "group_cells", "group_size", "permute", "process_groups", "reduce_scatter",
     "reduce_to", "running_calls", "sum_of", "take_shard", "user_location",

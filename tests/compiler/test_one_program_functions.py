@@ -29,8 +29,6 @@ WHOLE: dict[str, Callable[[wf.Tensor], wf.Tensor]] = {
     "eigvalsh": lambda x: wf.linalg.eigvalsh(spread(x)),
     "svdvals": wf.linalg.svdvals,
     "qr": lambda x: wf.linalg.qr(x).R,
-    "rfft": lambda x: wf.abs(wf.fft.rfft(x)),
-    "irfft": lambda x: wf.fft.irfft(x + 0j),
     "unfold": lambda x: wf.unfold(x, 1, 3, 2),
     "_pad_with_elements": lambda x: wf.pad(x, 2, mode="reflect"),
     "softplus": lambda x: F.softplus(x, beta=2.0),

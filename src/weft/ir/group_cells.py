@@ -21,7 +21,14 @@ from typing import Any
 import numpy as np
 
 from weft.core.forks import in_child
-from weft.ir.groups import BOUND, Communicator, Reduce, find_group, process_groups
+from weft.ir.groups import (
+    BOUND,
+    Communicator,
+    Reduce,
+    find_group,
+    process_groups,
+    said_around,
+)
 
 __all__ = [
     "FIRST_OPERATION", "FIRST_TYPE", "OPERATIONS", "TYPES", "cell_of", "describe_call",
@@ -153,7 +160,7 @@ def _reduce_in_python(
         result = _array_at(target, count, dtype)
         given = result if source is None else _array_at(source, count, dtype)
         group = find_group("all_reduce", list(_cells)[axis])
-        with group.saying(_said_in(axis)):
+        with said_around(group, _said_in(axis)):
             result[:] = group.all_reduce(given, OPERATIONS[operation])
     except BaseException as error:  # must not pass through native code
         _failures[get_ident()] = error
@@ -185,7 +192,7 @@ def _move_in_python(name: str) -> Callable[..., int]:
                 moved = group.all_gather(_array_at(source, count, dtype))
             else:
                 blocks = _array_at(source, count * group.size, dtype)
-                with group.saying(_said_in(axis)):
+                with said_around(group, _said_in(axis)):
                     moved = group.all_to_all(blocks.reshape(group.size, count))
             result[:] = moved.reshape(-1)
         except BaseException as error:  # must not pass through native code

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -24,8 +24,8 @@ import numpy as np
 from weft.core.errors import ArgumentError
 from weft.ir.tensor import traces
 
-__all__ = ["Communicator", "Reduce", "Transport", "bind_groups", "bind_thread_groups",
-           "bound_groups", "find_group", "group_size", "process_groups",
+__all__ = ["Communicator", "Reduce", "bind_groups", "bind_thread_groups", "bound_groups",
+           "find_group", "group_size", "process_groups", "said_around",
            "stands_for_process"]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -33,11 +33,12 @@ Reduce = Literal["sum", "max", "min"]
 Pairs = Sequence[tuple[int, int]]
 
 
-class Transport(Protocol):
+class Communicator(Protocol):
     """A group of processes that call the same collectives in the same order.
 
     Arrays are contiguous arrays of the host. A result is a new array, or memory of the engine that
-    nobody else writes to. Blocks stand along a first axis of the group's size.
+    nobody else writes to. Blocks stand along a first axis of the group's size. One whose processes
+    compare what they are about to do has `saying(what)` as well; see `said_around`.
     """
 
     @property
@@ -67,11 +68,10 @@ class Transport(Protocol):
         """The array of the process that sends to this one; zeros where none does."""
 
 
-class Communicator(Transport, Protocol):
-    """A transport whose processes can say what an operation is for."""
-
-    def saying(self, what: str) -> AbstractContextManager[None]:
-        """Around an operation: what it is for, which must be the same on all processes."""
+def said_around(group: Communicator, what: str) -> AbstractContextManager[None]:
+    """Around an operation: what it is for, the same on all processes of a group that compares."""
+    compare = getattr(group, "saying", None)
+    return nullcontext() if compare is None else compare(what)
 
 
 class _ThreadGroups(threading.local):

@@ -30,7 +30,7 @@ from weft.ir import numerics
 from weft.ir.batching import move_axis
 from weft.ir.derivatives import OperandDerivative, linear, tangent
 from weft.ir.dispatch import apply
-from weft.ir.groups import Communicator, Pairs, find_group
+from weft.ir.groups import Communicator, Pairs, find_group, said_around
 from weft.ir.kinds import Collective
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.scalars import Combine
@@ -85,7 +85,7 @@ def collective(
         if size == 1:
             return np.asarray(over_shards(x[None], size, **own)[0])
         group = _group_of_size(name, mesh_axis, size)
-        with group.saying(what):
+        with said_around(group, what):
             return over_group(group, np.require(x, requirements="C"), **own)
 
     primitive = Primitive(

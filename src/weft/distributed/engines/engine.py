@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from weft.collectives import Pairs, Reduce, Transport
+from weft.collectives import Communicator, Pairs, Reduce
 
 __all__ = ["Engine", "LostProcess", "reduce_arrays", "widen_for_sum"]
 
@@ -22,7 +22,7 @@ class LostProcess(Exception):
     """An engine noticed that a process of the group is gone, or that the group was given up."""
 
 
-class Engine(Transport, Protocol):
+class Engine(Communicator, Protocol):
     """A transport that can also be split, and that is closed at the end."""
 
     name: str

@@ -24,7 +24,6 @@ from weft.core.names import missing_from
 from weft.core.shapes import Dimension, normalize_axes, normalize_axis
 from weft.core.wrong_calls import explain_all
 from weft.ir.dispatch import apply
-from weft.ir.eager import unit
 from weft.ir.tensor import Tensor, wrap
 from weft.ops import fourier
 from weft.ops.arithmetic import conj
@@ -55,7 +54,6 @@ Axes = Sequence[int] | None
 # --- complex transforms ------------------------------------------------------------------------
 
 
-@unit
 def fft(x: Operand, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Tensor:
     """The Fourier transform along one axis.
 
@@ -66,7 +64,6 @@ def fft(x: Operand, /, *, n: int | None = None, axis: int = -1, norm: str = "bac
     return _transform_axis("fft", x, n, axis, norm, inverse=False)
 
 
-@unit
 def ifft(x: Operand, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Tensor:
     """The inverse of `fft`.
 
@@ -77,7 +74,6 @@ def ifft(x: Operand, /, *, n: int | None = None, axis: int = -1, norm: str = "ba
     return _transform_axis("ifft", x, n, axis, norm, inverse=True)
 
 
-@unit
 def fftn(x: Operand, /, *, s: Sizes = None, axes: Axes = None, norm: str = "backward") -> Tensor:
     """The Fourier transform along several axes, by default all, or the last ones that s names.
 
@@ -88,7 +84,6 @@ def fftn(x: Operand, /, *, s: Sizes = None, axes: Axes = None, norm: str = "back
     return _transform_axes("fftn", x, s, axes, norm, inverse=False)
 
 
-@unit
 def ifftn(x: Operand, /, *, s: Sizes = None, axes: Axes = None, norm: str = "backward") -> Tensor:
     """The inverse of `fftn`.
 
@@ -123,7 +118,6 @@ def _transform_axes(
 # --- real transforms ---------------------------------------------------------------------------
 
 
-@unit
 def rfft(x: Operand, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Tensor:
     """The Fourier transform of real numbers: its first n // 2 + 1 frequencies.
 
@@ -137,7 +131,6 @@ def rfft(x: Operand, /, *, n: int | None = None, axis: int = -1, norm: str = "ba
     return apply(fourier.rfft, sized, axis=place, norm=_norm("rfft", norm))
 
 
-@unit
 def irfft(x: Operand, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Tensor:
     """The n real numbers that `rfft` came from; n is 2 (m - 1) for m frequencies by default.
 
@@ -157,7 +150,6 @@ def _inverse_real(op: str, x: Tensor, axis: int, n: int | None, norm: str) -> Te
     return apply(fourier.irfft, half, axis=axis, n=length, norm=norm)
 
 
-@unit
 def rfftn(x: Operand, /, *, s: Sizes = None, axes: Axes = None, norm: str = "backward") -> Tensor:
     """The Fourier transform of real numbers along several axes; the last of them is halved.
 
@@ -175,7 +167,6 @@ def rfftn(x: Operand, /, *, s: Sizes = None, axes: Axes = None, norm: str = "bac
     return apply(fourier.fft, half, axes=tuple(others), inverse=False, norm=scale)
 
 
-@unit
 def irfftn(x: Operand, /, *, s: Sizes = None, axes: Axes = None, norm: str = "backward") -> Tensor:
     """The inverse of `rfftn`; s holds the sizes of the result.
 
