@@ -15,6 +15,7 @@ from tests.compiler.cuda.host_card import HostCard
 import weft as wf
 from weft.compiler.targets.cuda.array import array_kind, compute_stream, new_array
 from weft.compiler.targets.cuda.device import Stream, device
+from weft.ir.eager import unit
 
 NO_MEMORY, INVALID_ADDRESS = 2, 700
 
