@@ -265,7 +265,7 @@ def test_what_a_module_holds_may_be_written_by_calls_that_are_known(hits: list[b
         x = wf.arange(12.0).reshape((4, 3)) * number
         assert np.allclose(f(net, x).numpy(), eager(x).numpy(), atol=1e-4)
     assert np.allclose(net.running_var.numpy(), eager.running_var.numpy(), rtol=1e-5)
-    assert any(hits)
+    assert any(hits) or not wf.settings.in_place_updates
     f(net, x)
     held = net.running_var.numpy()  # which is not written over
     before = held.copy()
