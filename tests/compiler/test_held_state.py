@@ -18,6 +18,11 @@ from weft.compiler.targets.cuda.executable import CudaExecutable
 from weft.models.generation import token_step
 
 
+pytestmark = pytest.mark.skipif(
+    not wf.settings.in_place_updates, reason="state is written in place nowhere"
+)
+
+
 @pytest.fixture(params=["cpu", "cuda"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Where a step runs: on the processor, and on a card that is imitated."""
