@@ -17,7 +17,6 @@ from weft.compiler.targets.cpu.runtime.executable import CpuExecutable
 from weft.compiler.targets.cuda.executable import CudaExecutable
 from weft.models.generation import token_step
 
-
 pytestmark = pytest.mark.skipif(
     not wf.settings.in_place_updates, reason="state is written in place nowhere"
 )
