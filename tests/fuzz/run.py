@@ -54,8 +54,8 @@ SEED = 5
 """Where the global generator begins in each way."""
 CALLS = 3
 """How often a function that has state is called."""
-NATIVE = 3
-"""How many calls of a compiled function there are after the first: native code runs the last."""
+MORE_CALLS = 3
+"""How many calls of a compiled function follow the first: the last ones go the quick ways."""
 REMEMBERED = 3
 """After how many calls eager functions, and the way back over them, are remembered."""
 
@@ -236,8 +236,8 @@ def _calls(
             yield from _together(f, given)
         else:
             yield _result(f, given)
-        if program.ending in ("call", "tuned"):  # until native code knows compiled functions
-            for _ in range(NATIVE if program.ending == "call" else 1):
+        if program.ending in ("call", "tuned"):
+            for _ in range(MORE_CALLS if program.ending == "call" else 1):
                 yield _result(f, given)
         if program.ending == "alias":
             yield _result(f, [space[name] for name in program.aliased])
