@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.compiler.cuda.device_cases import numbers
+from tests.compiler.cuda.device_cases import numbers, training_step
 from tests.compiler.cuda.host_card import HostCard, host_card
 
 import weft as wf
@@ -44,17 +44,7 @@ class Training:
         self.x = wf.asarray(numbers(4, 6)).to(device)
         self.y = wf.tensor([0, 2, 1, 2]).to(device)
         self.fastcall = fastcall
-        model, optimizer = self.model, self.optimizer
-
-        @wf.jit
-        def step(x: wf.Tensor, y: wf.Tensor) -> wf.Tensor:
-            optimizer.zero_grad()
-            loss = wf.nn.functional.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            return loss
-
-        self.step = step
+        self.step = training_step(self.model, self.optimizer)
 
     def __call__(self) -> float:
         with wf.settings.changed(fastcall=self.fastcall):

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from weft.core.arrays import is_host
-from weft.core.capsules import capsule_pointer, new_capsule
+from weft.core.capsules import capsule_pointer, new_capsule, numpy_function
 
 __all__ = ["LINE", "begins_within_line", "copy_on_line", "empty_on_line"]
 
@@ -98,11 +98,9 @@ def _line_handler() -> tuple[Callable[[Any], Any], Any, Callable[..., int]] | No
     """
     if sys.platform != "linux":
         return None
-    table = capsule_pointer(np._core._multiarray_umath._ARRAY_API, None)  # type: ignore[attr-defined]
-    functions = (ctypes.c_void_p * (_GET_HANDLER + 1)).from_address(table)
-    get_handler = ctypes.PYFUNCTYPE(ctypes.py_object)(functions[_GET_HANDLER] or 0)
+    get_handler = ctypes.PYFUNCTYPE(ctypes.py_object)(numpy_function(_GET_HANDLER))
     set_handler = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(
-        functions[_SET_HANDLER] or 0
+        numpy_function(_SET_HANDLER)
     )
     usual = _Handler.from_address(capsule_pointer(get_handler(), _CAPSULE))
     if usual.name != b"default_allocator" or usual.version != 1:

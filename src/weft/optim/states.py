@@ -86,10 +86,11 @@ def follow_parameters(optimizer: Optimizer) -> None:
         if kept and kept[0].device is not device:
             for handle in kept:
                 handle.set_(handle.to(device))
-        wide = wide_dtype(parameter)
-        if kept and kept[0].dtype is not wide and kept[0].dtype.is_floating and wide.is_floating:
-            for handle in kept:
-                handle.set_(handle.astype(wide))
+        if kept and kept[0].dtype is not parameter.dtype:
+            wide = wide_dtype(parameter)
+            if kept[0].dtype is not wide and kept[0].dtype.is_floating and wide.is_floating:
+                for handle in kept:
+                    handle.set_(handle.astype(wide))
     for number in _single_numbers(optimizer):
         if number.device is not device and number.device.kind != "cpu":
             number.set_(number.to("cpu"))

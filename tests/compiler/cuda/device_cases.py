@@ -228,14 +228,8 @@ def check_threads() -> None:
     assert found == {k: {float(k * k + k)} for k in range(4)}
 
 
-def train(device: str, steps: int) -> list[float]:
-    """The losses of some steps of a small network, compiled whole."""
-    wf.random.seed(3)
-    model = wf.nn.Sequential(wf.nn.Linear(6, 16), wf.nn.GELU(), wf.nn.Linear(16, 3)).to(device)
-    optimizer = wf.optim.AdamW(model.parameters(), lr=0.01)
-    generator = np.random.default_rng(0)
-    xs = generator.normal(size=(8, 6)).astype(np.float32)
-    x, y = wf.asarray(xs).to(device), wf.asarray(np.arange(8) % 3).to(device)
+def training_step(model: wf.nn.Module, optimizer: wf.optim.Optimizer) -> Any:
+    """A step of a classifier, compiled whole, which closes over both."""
 
     @wf.jit
     def step(x: wf.Tensor, y: wf.Tensor) -> wf.Tensor:
@@ -245,4 +239,17 @@ def train(device: str, steps: int) -> list[float]:
         optimizer.step()
         return loss
 
+    return step
+
+
+def train(device: str, steps: int) -> list[float]:
+    """The losses of some steps of a small network, compiled whole."""
+    wf.random.seed(3)
+    model = wf.nn.Sequential(wf.nn.Linear(6, 16), wf.nn.GELU(), wf.nn.Linear(16, 3)).to(device)
+    optimizer = wf.optim.AdamW(model.parameters(), lr=0.01)
+    generator = np.random.default_rng(0)
+    xs = generator.normal(size=(8, 6)).astype(np.float32)
+    x, y = wf.asarray(xs).to(device), wf.asarray(np.arange(8) % 3).to(device)
+
+    step = training_step(model, optimizer)
     return [float(step(x, y)) for _ in range(steps)]

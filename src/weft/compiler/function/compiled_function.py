@@ -267,8 +267,7 @@ class Compiled:
         """Whether a call with these tensors reads their arrays, and does nothing else."""
         if self.places is None or self.recording.writes or self.outside:
             return False
-        inputs = [handles[place] for place in self.places]
-        return self._is_plain(inputs, [x._value for x in inputs])
+        return self.runs_plainly(handles)
 
     def runs_plainly(self, handles: Sequence[Tensor]) -> bool:
         """Whether a call with these tensors asks for nothing but values, and reads no gradients."""

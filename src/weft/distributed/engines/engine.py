@@ -23,7 +23,7 @@ class LostProcess(Exception):
 
 
 class Engine(Communicator, Protocol):
-    """A transport that can also be split, and that is closed at the end."""
+    """A communicator that can also be split, and that is closed at the end."""
 
     name: str
     ends_waits: bool

@@ -45,7 +45,7 @@ from weft.compiler.targets.cpu.runtime.native_call_text import (
     module_source,
 )
 from weft.core import trees
-from weft.core.capsules import capsule_pointer
+from weft.core.capsules import numpy_function
 from weft.core.records import frozen
 from weft.core.settings import settings
 
@@ -126,11 +126,8 @@ def make_native_run(
         for dtype, shape in (*inputs, *outputs)
     ]
     table = Words.from_numbers([kind.address for kind in kinds], kinds)
-    slots, planned = (
-        Words.from_numbers(tables.slots.tolist()),
-        Words.from_numbers(tables.planned.tolist()),
-    )
-    offsets = Words.from_numbers(tables.offsets.tolist())
+    copied = (tables.slots, tables.planned, tables.offsets)
+    slots, planned, offsets = [Words.from_numbers(each.tolist()) for each in copied]
     words = Words.from_numbers(
         [0] * len(RUN.names), error, own, table, slots, planned, offsets, tables.kept
     )
@@ -283,13 +280,12 @@ def _functions() -> dict[str, int] | None:
 
 def _set_up(functions: dict[str, int], usual: Mapping[str, int]) -> None:
     """Tell the module what it knows of this process."""
-    table = capsule_pointer(np._core._multiarray_umath._ARRAY_API, None)  # type: ignore[attr-defined]
-    new_array = ctypes.c_int64.from_address(table + ctypes.sizeof(ctypes.c_void_p) * _NEW_ARRAY)
     known = dict.fromkeys(KNOWN.names, 0)
     known |= {name: interpreter_address(name) for name in FUNCTIONS}
     known |= {
-        "new_array": new_array.value, "execute": execute_address(), "watch": watch_address(),
-        "None": id(None), "True": id(True), "ndarray": id(np.ndarray), "watchers": id(WATCHERS),
+        "new_array": numpy_function(_NEW_ARRAY), "execute": execute_address(),
+        "watch": watch_address(), "None": id(None), "True": id(True), "ndarray": id(np.ndarray),
+        "watchers": id(WATCHERS),
         "KeyboardInterrupt": id(KeyboardInterrupt),
     }  # fmt: skip
     words = np.array([*{**known, **usual}.values()], np.int64)
