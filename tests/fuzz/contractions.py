@@ -252,8 +252,10 @@ def _are_weights(v: Value, x: Value) -> bool:
     """Whether a value can be the weights of a convolution of another one."""
     alike = (v.kind, v.ndim, v.dtype, v.shape[1:2]) == ("f", x.ndim, x.dtype, x.shape[1:2])
     # Padding times an infinite weight is NaN in one kernel, and left out in another; an infinity in
-    # a tile of an image of many channels makes the whole tile NaN.
-    images = x.shape[1] < TILED_CHANNELS or bool(np.isfinite(x.most))
+    # a tile of an image of many channels makes the whole tile NaN, and on cards one of 16 bits in
+    # the row of an image of few channels that a window is read with.
+    is_apart = x.shape[1] < TILED_CHANNELS and x.dtype not in ("float16", "bfloat16")
+    images = is_apart or bool(np.isfinite(x.most))
     alike = alike and images and bool(np.isfinite(v.most))
     return alike and 0 not in v.shape and x.size // x.shape[1] * v.size <= CONVOLVED
 
