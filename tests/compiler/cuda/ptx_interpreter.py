@@ -302,12 +302,14 @@ class Program:
         if name in ("bar.sync", "barrier.cluster.wait.aligned"):
             number = 1 if name == "bar.sync" else 2
             return lambda c, lanes: c.waits.__setitem__(lanes, number)
-        if name == "barrier.cluster.arrive.aligned" or word == "fence":
+        if name.startswith("barrier.cluster.arrive.") or word == "fence":
             return lambda c, lanes: None  # `wait` stands behind it
         if word == "cp":
             return self._copying(name, operands)
         if word in ("ld", "st", "atom"):
             return self._access(name, operands)
+        if name == "shfl.sync.bfly.b32":
+            return self._exchanging(operands)
         if word == "mov" and any(each.startswith("{") for each in operands):
             return self._packing(operands)
         compute = _compute(word, kind)
@@ -357,6 +359,19 @@ class Program:
             cluster.begin_copy(lanes, *places, int(size), counts)
 
         return begin
+
+    def _exchanging(self, operands: list[str]) -> Step:
+        """What the lane at a distance has, which must be there at the same time."""
+        target, source, distance, _, members = operands
+        assert members == "-1", "all lanes of a warp take part"
+
+        def exchange(cluster: Cluster, lanes: Array) -> None:
+            others = lanes ^ int(distance)
+            assert np.isin(others, lanes).all(), "a lane is asked that is not there"
+            given = self._value(cluster, others, source)
+            self._assign(cluster, lanes, target, given)
+
+        return exchange
 
     def _packing(self, operands: list[str]) -> Step:
         """Two halves as a word, or a word as two halves."""

@@ -72,10 +72,16 @@ _MOST_PLAIN_PARTS = 8
 _MOST_PLAIN_FLOATS = 1 << 23  # of the parts of all such tiles, in memory
 _PLAIN_PART_CYCLES = 5000
 _MEMORY_BYTES_PER_CYCLE = 16  # of a multiprocessor
-_CLUSTER_STEP_CYCLES = 1050  # of a small tile in a cluster, behind the first
+_CLUSTER_STEP_CYCLES = 850  # of a small tile in a cluster, behind the first
 _CLUSTER_CYCLES = 1200  # until all blocks of a cluster have seen each other's sums twice
 _CLUSTER_BLOCK_CYCLES = 16  # more for each block of the launch
-_MOST_IN_CLUSTERS = 0.86  # of multiprocessors that blocks of large clusters can have at once
+_MOST_IN_CLUSTERS = (1.0, 1.0, 0.83, 0.77)
+"""Of multiprocessors that blocks of clusters of 1, 2, 3 and more can have at once.
+
+A cluster lies in one group of multiprocessors, and groups of one kind of card differ: an H200 had
+room for 39, 30, 22, 17, 15 and 15 clusters of 3 to 8. One cluster more than there is room for takes
+twice the time, and the plan must not depend on which card of a kind it is.
+"""
 _DTYPES = ("bfloat16", "float16", "float32", "tfloat32", "int32", *INTEGER_PAIRS)
 
 
@@ -174,7 +180,7 @@ def _cluster_plans(sizes: Sizes, multiprocessors: int, *, has_clusters: bool) ->
     steps = math.ceil(sizes.k / STEP)
     for cluster in clusters:
         run = math.ceil(steps / cluster)
-        most = multiprocessors * (1 if cluster <= 2 else _MOST_IN_CLUSTERS)
+        most = multiprocessors * _MOST_IN_CLUSTERS[min(cluster, len(_MOST_IN_CLUSTERS)) - 1]
         if run <= most_steps and (cluster - 1) * run < steps and tiles * cluster <= most:
             yield Plan(TILE, TILE, run, bulk=False, plain=True, cluster=cluster)
 

@@ -65,10 +65,13 @@ class Tile:
         m, n = limits
         tiles_m = (m + (plan.tile_m - 1)) // plan.tile_m
         tiles_n = (n + (plan.tile_n - 1)) // plan.tile_n
-        batch = number // (tiles_m * tiles_n) if spec.batched else None
-        within = number % (tiles_m * tiles_n) if spec.batched else number
+        batch, within = None, number
+        if spec.batched:
+            batch = number // (tiles_m * tiles_n)
+            within = number - batch * (tiles_m * tiles_n)
         number_n = within // tiles_m
-        return cls((within % tiles_m) * plan.tile_m, number_n * plan.tile_n, batch, number_n)
+        number_m = within - number_n * tiles_m
+        return cls(number_m * plan.tile_m, number_n * plan.tile_n, batch, number_n)
 
 
 def operands_and_sizes(spec: ProductSpec, others: Sequence[Parameter]) -> list[Parameter]:
