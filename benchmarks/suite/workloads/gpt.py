@@ -96,7 +96,7 @@ def torch_net(task: Task) -> Any:
             else:  # cache [2, batch, heads, capacity, head]
                 cache[0].index_copy_(2, position, k)
                 cache[1].index_copy_(2, position, v)
-                seen = torch.arange(cache.shape[3]) <= position
+                seen = torch.arange(cache.shape[3], device=position.device) <= position
                 y = F.scaled_dot_product_attention(q, cache[0], cache[1], seen[None])
             x = x + self.attn["c_proj"](y.transpose(1, 2).reshape(batch, time, width))
             return x + self.mlp["c_proj"](F.gelu(self.mlp["c_fc"](self.ln_2(x))))
@@ -110,7 +110,9 @@ def torch_net(task: Task) -> Any:
             self.ln_f = nn.LayerNorm(width)
 
         def forward(self, tokens: Any, caches: Any = None, position: Any = None) -> Any:
-            places = torch.arange(tokens.shape[1]) if position is None else position
+            places = position
+            if places is None:
+                places = torch.arange(tokens.shape[1], device=tokens.device)
             x = self.wte(tokens) + self.wpe(places)
             for number, block in enumerate(self.h):
                 x = block(x, None if caches is None else caches[number], position)
