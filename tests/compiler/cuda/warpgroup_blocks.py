@@ -114,8 +114,11 @@ class Block:
         self.reads = np.zeros((agents, words), np.int64)
         self.unfenced = np.zeros(words, bool)
         self.arriving, self.leaving = np.zeros(words, bool), np.zeros(words, np.int32)
-        self.clocks = np.zeros((self.warps, agents), np.int64)
-        self.clocks[np.arange(self.warps), np.arange(self.warps)] = 1
+        # Who: warps and barriers of this block, among those of all blocks.
+        self.own = slice(number * agents, (number + 1) * agents)
+        self.clocks = np.zeros((self.warps, blocks * agents), np.int64)
+        self.own_clocks = self.clocks[:, self.own]
+        self.own_clocks[np.arange(self.warps), np.arange(self.warps)] = 1
         self.barriers: dict[int, Barrier] = {}
         self.place, self.waits = np.zeros(threads, np.int64), np.zeros(threads, np.int64)
         self.waited: dict[int, tuple[int, int]] = {}
@@ -137,7 +140,20 @@ class Block:
     def release_to(self, barrier: Barrier) -> None:
         """What this warp has done comes before the barrier's completion."""
         np.maximum(barrier.clock, self.clocks[self.warp], out=barrier.clock)
-        self.clocks[self.warp, self.warp] += 1
+        self.own_clocks[self.warp, self.warp] += 1
+
+    def release_word(self, address: int) -> None:
+        """What this warp has done comes before what reads a word of the card's memory."""
+        clocks = self.run.word_clocks
+        held = clocks.setdefault(address, np.zeros_like(self.clocks[0]))
+        np.maximum(held, self.clocks[self.warp], out=held)
+        self.own_clocks[self.warp, self.warp] += 1
+
+    def acquire_word(self, address: int) -> None:
+        """This warp knows what came before the last change of a word of the card's memory."""
+        if address in self.run.word_clocks:
+            now = self.clocks[self.warp]
+            np.maximum(now, self.run.word_clocks[address], out=now)
 
     def complete(self, barrier: Barrier) -> None:
         """End the phase of a barrier at which all have arrived."""
@@ -156,7 +172,7 @@ class Block:
 
     def check_write(self, words: Array) -> None:
         """Nothing may read or write these words beside this warp, which writes them."""
-        now = self.clocks[self.warp]
+        now = self.own_clocks[self.warp]
         assert not self.arriving[words].any(), "a place is written while a copy to it is under way"
         assert not self.leaving[words].any(), "a place is written that is still read"
         known = now[self.writer[words]] >= self.written[words]
@@ -169,7 +185,7 @@ class Block:
     def check_read(self, words: Array, *, is_copy: bool) -> None:
         """Everything that was written there is known to this warp; to copies, if one reads."""
         assert not self.arriving[words].any(), "a place is read while a copy to it is under way"
-        known = self.clocks[self.warp][self.writer[words]] >= self.written[words]
+        known = self.own_clocks[self.warp][self.writer[words]] >= self.written[words]
         assert known.all(), "a place is read that another writes with no order"
         assert not (is_copy and self.unfenced[words].any()), "a store is not shown to copies"
 
@@ -179,7 +195,22 @@ class Block:
 
     def note_read(self, words: Array) -> None:
         """Keep that this warp has read."""
-        self.reads[self.warp, words] = self.clocks[self.warp, self.warp]
+        self.reads[self.warp, words] = self.own_clocks[self.warp, self.warp]
+
+    def touch_card(self, places: Array, *, writes: bool) -> None:
+        """Bytes of the card's memory are touched: what others do there has an order."""
+        words, run, now = np.unique(places // 4), self.run, self.clocks[self.warp]
+        agent = self.own.start + self.warp
+        known = now[run.card_writer[words]] >= run.card_written[words]
+        assert known.all(), "the card's memory is touched that another writes with no order"
+        if not writes:
+            run.card_reads[agent, words] = now[agent]
+            return
+        bound = now.copy()
+        bound[agent] = 1 << 30
+        seen = run.card_reads[:, words] <= bound[:, None]
+        assert seen.all(), "the card's memory is written that another reads with no order"
+        run.card_writer[words], run.card_written[words] = agent, now[agent]
 
     # --- what Program asks for -------------------------------------------------------------------
 
@@ -196,7 +227,7 @@ class Block:
         words = places[:, ::4] // 4
         assert len(np.unique(words)) == words.size, "two threads write to one place"
         self.check_write(words)
-        self.note_write(words, self.warp, int(self.clocks[self.warp, self.warp]))
+        self.note_write(words, self.warp, int(self.own_clocks[self.warp, self.warp]))
         self.unfenced[words] = True
         self.shared[places] = values
 
@@ -287,8 +318,9 @@ class Block:
         self.shared[places] = data
         self.arriving[words] = False
         self.unfenced[words] = False
-        barrier.clock[barrier.agent] += 1
-        self.note_write(words, barrier.agent, int(barrier.clock[barrier.agent]))
+        own = barrier.clock[self.own]
+        own[barrier.agent] += 1
+        self.note_write(words, barrier.agent, int(own[barrier.agent]))
         barrier.bytes -= len(data)
         self.complete(barrier)
 

@@ -45,6 +45,11 @@ class Launch:
         self.blocks: list[Block] = []
         for number in range(blocks):
             self.blocks.append(Block(self, number, blocks))
+        words, agents = len(memory.bytes) // 4, self.blocks[0].clocks.shape[1]
+        self.card_writer, self.card_written = np.zeros(words, np.int32), np.zeros(words, np.int32)
+        self.card_reads = np.zeros((agents, words), np.int32)
+        self.word_clocks: dict[int, Array] = {}
+        """What comes before the last change of each word that blocks tell each other by."""
 
     def new_registers(self) -> dict[str, Array]:
         """Registers of a block, which hold nothing yet."""
@@ -156,6 +161,34 @@ class WarpgroupProgram(Program):
             return self._poll(operands)
         return super()._action(name, operands)
 
+    def _access(self, name: str, operands: list[str]) -> Step:
+        act = super()._access(name, operands)
+        word, space, *_, kind = name.split(".")
+        if word == "atom":
+            return self._exchange_word(act, operands)
+        if space != "global":
+            return act
+        where, registers = operands if word == "st" else operands[::-1]
+        size = 4 * len(registers.split(", ")) if kind[1:] == "32" else 2
+
+        def access(block: Any, lanes: Array) -> None:
+            places = block.memory.spread(self._address(block, lanes, where), size)
+            block.touch_card(places, writes=word == "st")
+            act(block, lanes)
+
+        return access
+
+    def _exchange_word(self, act: Step, operands: list[str]) -> Step:
+        def exchange(block: Any, lanes: Array) -> None:
+            assert len(lanes) == 1
+            address = self._place(block, lanes, operands[1])
+            block.acquire_word(address)
+            act(block, lanes)
+            block.release_word(address)
+            block.run.changes += 1
+
+        return exchange
+
     def _named_barrier(self, operands: list[str]) -> Step:
         def wait(block: Any, lanes: Array) -> None:
             number = self._number(block, lanes, operands[0])
@@ -170,7 +203,7 @@ class WarpgroupProgram(Program):
             del block.named[number]
             warps = sorted({lane // WARP for lane in arrived})
             block.clocks[warps] = block.clocks[warps].max(0)
-            block.clocks[warps, warps] += 1
+            block.own_clocks[warps, warps] += 1
             block.waits[arrived] = READY
 
         return wait
@@ -343,6 +376,7 @@ class WarpgroupProgram(Program):
                 word = block.memory.bytes[places].view(np.uint32)
                 added = self._value(block, one, operands[1]).astype(np.uint32)
                 block.memory.bytes[places] = (word + added).view(np.uint8)
+                block.release_word(int(self._address(block, one, operands[0])[0]))
             block.run.changes += 1
 
         return add
@@ -357,6 +391,7 @@ class WarpgroupProgram(Program):
                 block.polled[block.warp] = block.run.changes
                 return
             block.asked[block.warp] = asked
+            block.acquire_word(asked[0])
             places = block.memory.spread(self._address(block, lanes, operands[1]), 4)
             words = np.ascontiguousarray(block.memory.bytes[places]).view(np.uint32)[:, 0]
             self._assign(block, lanes, operands[0], words)
