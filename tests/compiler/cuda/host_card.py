@@ -20,6 +20,7 @@ import pytest
 from tests.compiler.cuda.emulated import run_text_kernel
 from tests.compiler.cuda.epilogues_by_numpy import beside_product, run_epilogue
 from tests.compiler.cuda.fake_driver import FakeLibrary
+from tests.compiler.cuda.recurrent_by_threads import run_recurrent
 from tests.compiler.cuda.window_copies import WindowTable, product_shapes, window_product
 
 import weft as wf
@@ -57,6 +58,8 @@ from weft.compiler.targets.cuda.products.description import (
     dtype_bytes,
 )
 from weft.compiler.targets.cuda.ptx_writer import Pointer, TensorMap, WindowMap
+from weft.compiler.targets.cuda.recurrent import binding as recurrent
+from weft.compiler.targets.cuda.recurrent.kernel import RecurrentKernel
 from weft.compiler.targets.cuda.schedule import schedule
 from weft.core.arrays import remove_device
 from weft.core.devices import DEVICES
@@ -341,7 +344,16 @@ class HostCard(FakeLibrary):
             ]
             windows = self.windows[ctypes.c_uint64.from_address(map_place + 8).value]
             return lambda: run_convolution(self, kernel, addresses, words, windows)
+        if isinstance(kernel, RecurrentKernel):
+            return lambda: self._recur(kernel, addresses, words)
         return self._product_launch(kernel, addresses, words)
+
+    def _recur(
+        self, kernel: RecurrentKernel, addresses: dict[str, int], words: dict[str, int]
+    ) -> None:
+        """All steps of a recurrent layer, thread by thread."""
+        self.launched += 1
+        run_recurrent(kernel, {n: self.memory_at(a) for n, a in addresses.items()}, words["steps"])
 
     def _attend(
         self,
@@ -652,7 +664,7 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
         card.written[kernel.text.encode() + b"\0"] = kernel
         return load(binding, launch, kernel, *given, **named)
 
-    for module in (products, convolution, attention, cross_entropy):
+    for module in (products, convolution, attention, cross_entropy, recurrent):
         monkeypatch.setattr(module, "written_kernel_run", run)
 
     def load_text(kernel: TextKernel, place: device.Device) -> Function:

@@ -487,6 +487,11 @@ _WHOLE: dict[str, Callable[..., Array]] = {
     "cvt.rn.f16x2.f32": _short_pair(np.float16),
     "mapa.shared::cluster.u32": _far_address,
     "cvta.to.global.u64": lambda x: x,
+    "cvta.param.u64": lambda x: x.astype(np.uint64),
+    "mul.hi.u32": lambda x, y: (x.astype(np.uint64) * y.astype(np.uint64) >> np.uint64(32)).astype(
+        np.uint32
+    ),
+    "lg2.approx.ftz.f32": np.log2,
     "fma.rn.f32": _fma,
     "not.pred": np.invert,
     "selp.f32": lambda yes, no, condition: np.where(condition, yes, no),

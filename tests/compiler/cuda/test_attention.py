@@ -47,7 +47,7 @@ def test_forward_assembles_without_spills(head: int, plan: ForwardPlan, causal: 
 @pytest.mark.slow
 @needs_ptxas
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("head", [64, 128])
+@pytest.mark.parametrize("head", [64, 128, 256])
 def test_backward_assembles_with_next_to_no_spills(head: int, causal: bool) -> None:
     kernel = backward_kernel(AttentionSpec("bfloat16", head, causal))
     assert spilled_bytes(kernel.text) <= 64  # of a few numbers outside of the loop over queries
@@ -62,6 +62,8 @@ FORWARD_HIDING = [
 BACKWARD_HIDING = [
     AttentionSpec("bfloat16", 64, mask="bool", aligned=16, kept=0.9, guarded=True),
     AttentionSpec("float16", 128, causal=False, mask="float32"),
+    AttentionSpec("bfloat16", 256, mask="bool", aligned=16, kept=0.9, guarded=True),
+    AttentionSpec("float16", 256, causal=False, mask="float32"),
 ]
 
 
@@ -78,7 +80,7 @@ def test_forward_with_masks_and_dropout_assembles_without_spills(spec: Attention
 @needs_ptxas
 @pytest.mark.parametrize("spec", BACKWARD_HIDING, ids=lambda spec: f"{spec.head} {spec.mask}")
 def test_backward_with_masks_and_dropout_assembles_with_few_spills(spec: AttentionSpec) -> None:
-    assert spilled_bytes(backward_kernel(spec).text) <= 96
+    assert spilled_bytes(backward_kernel(spec).text) <= 112
 
 
 def test_a_weight_stays_where_its_uniform_number_is_below_the_share() -> None:
@@ -90,7 +92,7 @@ def test_a_weight_stays_where_its_uniform_number_is_below_the_share() -> None:
 
 @pytest.mark.slow
 @needs_ptxas
-@pytest.mark.parametrize("head", [64, 128])
+@pytest.mark.parametrize("head", [64, 128, 256])
 def test_kernels_around_the_backward_pass_assemble_without_spills(head: int) -> None:
     spec = AttentionSpec("float16", head)
     assert spilled_bytes(before_kernel(spec).text) == 0
@@ -106,6 +108,14 @@ def test_backward_buffers_hold_whole_tiles_of_every_head() -> None:
     assert before_launch(spec, sizes).blocks == 2 * 3 * 256 * 8 // 256
     # Two blocks of keys are one pair, under a causal mask.
     assert backward_launch(spec, sizes).blocks == 2 * 3
+
+
+def test_blocks_of_both_sides_of_a_large_head_have_buffers_of_their_own() -> None:
+    spec, sizes = AttentionSpec("bfloat16", 256), AttentionSizes(2, 3, 3, 130, 130)
+    assert row_numbers(spec, sizes) == 2 * 3 * 192
+    assert buffer_numbers(spec, sizes) == 2 * 3 * 192 * 256
+    assert counter_numbers(spec, sizes) == after_launch(spec, sizes).blocks == 2 * 3 * 3 * 4
+    assert backward_launch(spec, sizes).blocks == 2 * 3 * 2
 
 
 def test_more_keys_than_run_side_by_side_are_refused() -> None:

@@ -1,8 +1,8 @@
 """Loops and choices on a card: the host puts the launches of each step on the stream.
 
 A loop of known length needs no answer from the card, so its steps are put one behind the other, and
-may become part of a CUDA graph. A loop with a condition, and a choice, wait for the number that
-decides. A carry lies in two places in turns.
+may become part of a CUDA graph; a recurrent layer may be one kernel. A loop with a condition, and a
+choice, wait for the number that decides. A carry lies in two places in turns.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from weft.compiler.plan.control_flow import Choice, Loop
 from weft.compiler.plan.launch import Launch, Value, bound_params, bytes_of
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cuda.binding import ALIGNMENT, Binding, Run, binder
+from weft.compiler.targets.cuda.recurrent.binding import recurrent_run
 from weft.ir.graph import Literal
 
 VECTOR = 16
@@ -28,6 +29,9 @@ def bind_control(outer: Binding, launch: Launch) -> Run:
     """What runs a loop or a choice."""
     assert launch.nested is not None
     form = launch.nested.form
+    whole = recurrent_run(outer, launch, form) if isinstance(form, Loop) else None
+    if whole is not None:
+        return whole
     carried = form.num_carry if isinstance(form, Loop) and len(form.plans) == 1 else 0
     bodies = [Body(outer, plan, launch, carried) for plan in form.plans]
     if isinstance(form, Choice):

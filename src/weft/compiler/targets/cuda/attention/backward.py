@@ -13,6 +13,11 @@ its turn, and the first writes instead of adding. So the order is fixed, and no 
 Under a causal mask, blocks of keys are taken in pairs, first and last, so that all have equal work;
 all blocks of a head run side by side.
 
+Gradients of heads of 256 do not fit into the registers: a block makes one half of their numbers, a
+*side*, and two blocks compute the same scores. Keys and values of both sides leave room for one
+stage of queries. So what only the scores need, the other side's queries and cotangents, is released
+as soon as these are there, and the next tile's are on their way while the gradients are multiplied.
+
 `rows.py` holds the small kernels before and after: sums of out · cotangent over each row before,
 the buffer's scaling and cast after.
 """
@@ -20,16 +25,17 @@ the buffer's scaling and cast after.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 from weft.compiler.targets.cuda.attention.backward_memory import (
     HALF_TILE,
     KEYS,
-    STAGES,
     BackwardMemory,
+    side_count,
+    side_numbers,
     tile_queries,
 )
+from weft.compiler.targets.cuda.attention.backward_order import KeyBlock, QueryTile, WorkOrder
 from weft.compiler.targets.cuda.attention.description import (
     AttentionKernel,
     AttentionLaunch,
@@ -64,7 +70,6 @@ from weft.compiler.targets.cuda.warpgroup import (
     warpgroup_product,
 )
 from weft.core.errors import UnsupportedError
-from weft.core.records import frozen
 
 __all__ = ["backward_kernel", "backward_launch"]
 
@@ -93,26 +98,8 @@ def backward_launch(
             got={"keys": sizes.keys},
             fix="split the keys, and add the gradients",
         )
-    count = units * sizes.key_heads * sizes.batch
+    count = units * sizes.key_heads * sizes.batch * side_count(spec)
     return AttentionLaunch(min(count, multiprocessors), sizes.parameter_words)
-
-
-@frozen(slots=False)
-class _Block:
-    """128 keys of a head."""
-
-    number: Value
-    key_head: Value
-    batch: Value
-    first_tile: Value  # of queries that see a key
-
-
-@frozen(slots=False)
-class _QueryTile:
-    """A tile of queries that a block goes over."""
-
-    number: Value
-    head: Value
 
 
 class _Writer:
@@ -120,7 +107,8 @@ class _Writer:
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec, self.memory = spec, BackwardMemory(spec)
-        self.tile = tile_queries(spec)
+        self.tile, self.numbers = tile_queries(spec), side_numbers(spec)
+        self.has_other = side_count(spec) > 1  # side of the head, beside the one that is made
         names = ("batch", "heads", "group", "key_heads", "queries", "keys", "offset", "head")
         parameters: list[Parameter] = [
             head_map("q", spec.dtype, "queries", self.tile),
@@ -142,40 +130,42 @@ class _Writer:
         """The whole kernel: barriers, then each warp's part."""
         kernel, memory = self.kernel, self.memory
         self.thread = kernel.special_register("tid.x")
-        self.heads, self.batch = kernel.parameter("heads"), kernel.parameter("batch")
-        self.group, self.key_heads = kernel.parameter("group"), kernel.parameter("key_heads")
-        self.queries, self.keys = kernel.parameter("queries"), kernel.parameter("keys")
-        self.offset = kernel.parameter("offset")
+        self.order = WorkOrder(kernel, self.spec)
         self.shared = kernel.shared_memory()
-        self.query_ring = Ring.at_first_stage(kernel, self.shared + memory.query_ring, STAGES)
+        self.query_ring = Ring.at_first_stage(
+            kernel, self.shared + memory.query_ring, memory.stages
+        )
         self.cotangent_ring = Ring.at_first_stage(
-            kernel, self.shared + memory.cotangent_ring, STAGES
+            kernel, self.shared + memory.cotangent_ring, memory.stages
         )
         self.key_ring = Ring.at_first_stage(kernel, self.shared + memory.key_ring, 1)
+        self.rings = [self.query_ring, self.cotangent_ring, self.key_ring]
+        if self.has_other:
+            self.other_ring = Ring.at_first_stage(kernel, self.shared + memory.other_ring, 1)
+            self.rings.append(self.other_ring)
         self.half_parity = kernel.variable("u32", 0, "half_parity")
         self._initialize()
-        self.tiles = (self.queries + (self.tile - 1)) // self.tile
-        self.blocks = (self.keys + (KEYS - 1)) // KEYS
+        self.order.count()
         self.warpgroup = self.thread >> 7
         finish = kernel.label("finish")
         with kernel.when(self.warpgroup.equals(2)):
             kernel.do("setmaxnreg.dec.sync.aligned.u32 40")
             with kernel.when(self.thread.equals(256)):
-                self._for_each_block(self._produce)
+                self.order.for_each_block(self._produce)
             for half in (0, 1):
                 with kernel.when(self.thread.equals(256 + 32 * (half + 1))):
-                    self._for_each_block(partial(self._add_up, half))
+                    self.order.for_each_block(partial(self._add_up, half))
             kernel.jump(finish)
         kernel.do("setmaxnreg.inc.sync.aligned.u32 232")
         self._prepare_consumer()
-        self._for_each_block(self._consume)
+        self.order.for_each_block(self._consume)
         kernel.place(finish)
 
     def _initialize(self) -> None:
         """Set up the barriers, by one thread for all."""
         kernel, memory = self.kernel, self.memory
         with kernel.when(self.thread.equals(0)):
-            for ring in (self.query_ring, self.cotangent_ring, self.key_ring):
+            for ring in self.rings:
                 ring.initialize(8)
             for half in (0, 1):
                 initialize_barrier(kernel, self.shared, 128, memory.half_full + 8 * half)
@@ -183,97 +173,51 @@ class _Writer:
             kernel.do("fence.mbarrier_init.release.cluster")
         kernel.do("bar.sync", 0)
 
-    # The order of work.
-
-    def _for_each_block(self, write: Callable[[_Block], None]) -> None:
-        """Units of a head follow each other: pairs of blocks under a causal mask, else one."""
-        kernel = self.kernel
-        units = (self.blocks + 1) >> 1 if self.spec.causal else self.blocks
-        unit = kernel.variable("u32", kernel.special_register("ctaid.x"), "unit")
-        step = kernel.special_register("nctaid.x")
-        with kernel.loop("unit") as loop:
-            loop.stop_if(unit >= units * self.key_heads * self.batch)
-            place, head = unit % units, unit // units
-            number = kernel.variable("u32", self.blocks - place - 1, "block")
-            if self.spec.causal:
-                with kernel.loop("block") as pair:
-                    write(self._block(number, head))
-                    pair.stop_if(number <= place)
-                    kernel.assign(number, place)
-            else:
-                write(self._block(number, head))
-            kernel.assign(unit, unit + step)
-
-    def _block(self, number: Value, head: Value) -> _Block:
-        kernel = self.kernel
-        first = kernel.variable("u32", 0, "first_tile")
-        if self.spec.causal:
-            start = number * KEYS
-            after = (start.maximum(self.offset) - self.offset) // self.tile
-            first = after.minimum(self.tiles)
-        return _Block(number, head % self.key_heads, head // self.key_heads, first)
-
-    def _for_each_tile(self, block: _Block, write: Callable[[_QueryTile], None]) -> None:
-        """All tiles that see the block, for each head that shares its keys."""
-        kernel = self.kernel
-        count = self._tile_count(block)
-        number = kernel.variable("u32", 0, "tile_number")
-        with kernel.loop("tile") as loop:
-            loop.stop_if(number >= count)
-            write(self._tile(block, number))
-            kernel.assign(number, number + 1)
-
-    def _tile_count(self, block: _Block) -> Value:
-        return (self.tiles - block.first_tile) * self.group
-
-    def _tile(self, block: _Block, number: Value) -> _QueryTile:
-        """A tile by its number in the block's order.
-
-        Without a mask, blocks start at different tiles, so that they do not wait for each other.
-        """
-        each = self.tiles - block.first_tile
-        place, member = number % each, number // each
-        head = block.key_head * self.group + member
-        if self.spec.causal:
-            return _QueryTile(place + block.first_tile, head)
-        start = block.number * self._stride()
-        start = self.kernel.select(start < self.tiles, start, 0)
-        return _QueryTile((place + start) % self.tiles, head)
-
-    def _stride(self) -> Value:
-        """How many tiles lie between the starts of two blocks, without a mask."""
-        return (self.tiles + self.blocks - 1) // self.blocks
-
-    def _rows(self, block: _Block, tile: _QueryTile) -> Value:
-        """The number of the tile among those of all heads."""
-        return (block.batch * self.heads + tile.head) * self.tiles + tile.number
-
     # The producer.
 
-    def _produce(self, block: _Block) -> None:
+    def _produce(self, block: KeyBlock) -> None:
         """Copy a block's keys and values, then the queries and cotangents that see them."""
-        kernel, memory = self.kernel, self.memory
-        full = self.key_ring.begin_fill(2 * memory.key_bytes)
-        for name, start in (("k", memory.keys), ("v", memory.values)):
+        memory = self.memory
+        places = [("k", memory.keys, block.side), ("v", memory.values, block.side)]
+        if block.side is not None:
+            other = block.side ^ 1
+            places += [("k", memory.other_keys, other), ("v", memory.other_values, other)]
+        full = self.key_ring.begin_fill(len(places) * memory.key_bytes)
+        for name, start, side in places:
             where = (block.number * KEYS, block.key_head, block.batch)
-            load_head_rows(
-                kernel, self.spec, self.shared + start, full, where, KEYS, kernel.parameter(name)
-            )
+            self._load(name, self.shared + start, full, where, side)
         self.key_ring.advance()
-        self._for_each_tile(block, lambda tile: self._produce_tile(block, tile))
+        self.order.for_each_tile(block, lambda tile: self._produce_tile(block, tile))
 
-    def _produce_tile(self, block: _Block, tile: _QueryTile) -> None:
+    def _load(
+        self,
+        name: str,
+        target: Value,
+        full: Value,
+        where: tuple[Value, Value, Value],
+        side: Value | None,
+    ) -> None:
+        """Start the copies of a side's numbers of some keys or queries."""
+        kernel, rows = self.kernel, KEYS if name in ("k", "v") else self.tile
+        first = 0 if side is None else side * self.numbers
+        source = kernel.parameter(name)
+        load_head_rows(kernel, source, target, full, where, (self.numbers, rows), first)
+
+    def _produce_tile(self, block: KeyBlock, tile: QueryTile) -> None:
         """Copy a tile of queries with the logs of its rows, and of cotangents with their sums."""
         kernel, memory = self.kernel, self.memory
         where = (tile.number * self.tile, tile.head, block.batch)
-        numbers = self._rows(block, tile) * self.tile
-        for name, ring, start, vector, line in (
-            ("q", self.query_ring, memory.queries, "logs", 0),
-            ("dout", self.cotangent_ring, memory.cotangents, "products", 1),
-        ):
+        numbers = self.order.tile_place(block, tile) * self.tile
+        queries = ("q", self.query_ring, memory.queries, "logs", 0)
+        cotangents = ("dout", self.cotangent_ring, memory.cotangents, "products", 1)
+        parts = [queries, cotangents]
+        if block.side is not None:
+            self._produce_other(where, block.side ^ 1)
+            parts = [cotangents, queries]  # as they come free
+        for name, ring, start, vector, line in parts:
             full = ring.begin_fill(memory.tile_bytes + memory.row_bytes)
             place = self.shared + start + ring.stage * memory.tile_bytes
-            load_head_rows(kernel, self.spec, place, full, where, self.tile, kernel.parameter(name))
+            self._load(name, place, full, where, block.side)
             source = kernel.address(kernel.parameter(vector), numbers, 4)
             target = self._row_place(ring, line)
             kernel.do(
@@ -285,6 +229,14 @@ class _Writer:
             )
             ring.advance()
 
+    def _produce_other(self, where: tuple[Value, Value, Value], other: Value) -> None:
+        """Copy the other side's numbers of a tile's queries and cotangents."""
+        memory = self.memory
+        full = self.other_ring.begin_fill(2 * memory.tile_bytes)
+        for name, start in (("q", memory.other_queries), ("dout", memory.other_cotangents)):
+            self._load(name, self.shared + start, full, where, other)
+        self.other_ring.advance()
+
     def _row_place(self, ring: Ring, line: int) -> Value:
         memory = self.memory
         place = self.shared + memory.rows + ring.stage * (2 * memory.row_bytes)
@@ -292,28 +244,43 @@ class _Writer:
 
     # The warps that add up the queries' gradients.
 
-    def _add_up(self, half: int, block: _Block) -> None:
+    def _add_up(self, half: int, block: KeyBlock) -> None:
         """Add a half of each tile's gradient to the buffer in memory."""
-        self._for_each_tile(block, lambda tile: self._add_half(block, tile, half))
+        self.order.for_each_tile(block, lambda tile: self._add_half(block, tile, half))
 
-    def _add_half(self, block: _Block, tile: _QueryTile, half: int) -> None:
-        """Wait for the blocks of later keys, then add this block's half tile."""
+    def _add_half(self, block: KeyBlock, tile: QueryTile, half: int) -> None:
+        """Wait for the blocks of later keys, then add this block's half tile, piece by piece."""
         kernel, memory = self.kernel, self.memory
-        full = self.shared + memory.half_full + 8 * half
-        spin_until(kernel, full, self.half_parity)
-        kernel.assign(self.half_parity, self.half_parity ^ 1)
-        number = self._rows(block, tile) * 2 + half
+        self._await_piece(half)
+        number = self.order.half_place(block, tile, half)
         counter = kernel.address(kernel.parameter("counters"), number, 4)
         offset = kernel.let("u64", "mul.wide.u32", number, 4 * HALF_TILE)
         target = kernel.parameter("dq") + offset
-        turn = self._turn(block, tile)
+        turn = self.order.turn(block, tile)
         again = kernel.label("turn")
         kernel.place(again)
         added = kernel.let("u32", "ld.acquire.gpu.global.u32", at(counter))
         kernel.jump(again, added.differs(turn))
         kernel.do("fence.proxy.async")
-        source = self.shared + memory.halves + 4 * HALF_TILE * half
-        operands = (at(target), at(source), 4 * HALF_TILE)
+        for piece in range(memory.pieces):
+            if piece:
+                self._await_piece(half)
+            self._add_piece(half, target, turn, piece * memory.piece_bytes)
+        kernel.do("cp.async.bulk.wait_group 0")
+        kernel.do("fence.proxy.async")
+        kernel.do("red.release.gpu.global.add.u32", at(counter), 1)
+
+    def _await_piece(self, half: int) -> None:
+        """Wait until a consumer has written a piece of its half tile."""
+        full = self.shared + self.memory.half_full + 8 * half
+        spin_until(self.kernel, full, self.half_parity)
+        self.kernel.assign(self.half_parity, self.half_parity ^ 1)
+
+    def _add_piece(self, half: int, target: Value, turn: Value, distance: int) -> None:
+        """Add a piece of a half tile to the buffer; the first block's takes the buffer's place."""
+        kernel, memory = self.kernel, self.memory
+        source = self.shared + memory.halves + memory.piece_bytes * half
+        operands = (at(target, distance), at(source), memory.piece_bytes)
         first = turn.equals(0)
         kernel.do("cp.async.bulk.global.shared::cta.bulk_group", *operands, when=first)
         adding = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32"
@@ -322,21 +289,6 @@ class _Writer:
         kernel.do("cp.async.bulk.wait_group.read 0")
         empty = self.shared + memory.half_empty
         kernel.do("mbarrier.arrive.shared::cta.b64", "_", at(empty, 8 * half))
-        kernel.do("cp.async.bulk.wait_group 0")
-        kernel.do("fence.proxy.async")
-        kernel.do("red.release.gpu.global.add.u32", at(counter), 1)
-
-    def _turn(self, block: _Block, tile: _QueryTile) -> Value:
-        """How many blocks add to a tile before this one.
-
-        Under a causal mask the last block that a tile sees is first. Without, it is the block that
-        starts at the tile, and then those before it: the order in which blocks come to the tile.
-        """
-        if self.spec.causal:
-            visible = self.keys.minimum((tile.number + 1) * self.tile + self.offset)
-            return (visible - 1) // KEYS - block.number
-        starts = tile.number // self._stride()
-        return (starts + self.blocks - block.number) % self.blocks
 
     # The consumers.
 
@@ -352,35 +304,38 @@ class _Writer:
         self.changes = kernel.registers("f32", "change", self.tile // 2)
         self.packed_weights = kernel.registers("b32", "packed_weight", self.tile // 4)
         self.packed_changes = kernel.registers("b32", "packed_change", self.tile // 4)
-        self.dk = kernel.registers("f32", "dk", spec.head // 2)
-        self.dv = kernel.registers("f32", "dv", spec.head // 2)
+        self.dk = kernel.registers("f32", "dk", self.numbers // 2)
+        self.dv = kernel.registers("f32", "dv", self.numbers // 2)
         self.dq = kernel.registers("f32", "dq", 32)
-        sizes = (self.heads, self.queries, self.keys)
+        sizes = (self.order.heads, self.order.queries, self.order.keys)
         self.hidden = HiddenWeights(kernel, spec, self.place, (_HALF, self.tile), sizes)
         # Which of the two buffers of scores' cotangents is next, in bytes.
         self.score_buffer = kernel.variable("u32", 0, "score_buffer")
         mine = self.shared + self.warpgroup * (_HALF * ROW_BYTES)
         self.my_keys = descriptor(kernel, mine + self.memory.keys)
         self.my_values = descriptor(kernel, mine + self.memory.values)
+        if self.has_other:
+            self.my_other_keys = descriptor(kernel, mine + self.memory.other_keys)
+            self.my_other_values = descriptor(kernel, mine + self.memory.other_values)
         # As the right operand of the queries' gradient: all keys, or half of each key's numbers.
         keys = self.shared + self.memory.keys
-        if spec.head == 128:
+        if self.numbers == 128:
             keys = keys + self.warpgroup * (KEYS * ROW_BYTES)
         self.all_keys = descriptor(kernel, keys)
 
-    def _consume(self, block: _Block) -> None:
+    def _consume(self, block: KeyBlock) -> None:
         """The gradients of a block's keys and values: sums over all tiles that see them."""
         kernel = self.kernel
         for value in (*self.dk, *self.dv):
             kernel.assign(value, 0.0)
         key_empty = self.key_ring.wait_full()
         self.key_ring.advance()
-        self._for_each_tile(block, lambda tile: self._consume_tile(block, tile))
+        self.order.for_each_tile(block, lambda tile: self._consume_tile(block, tile))
         kernel.do("bar.sync", _ALL_CONSUMERS, 256)
         self._finish(block)
         kernel.do("mbarrier.arrive.shared::cta.b64", "_", at(key_empty), when=self.leads_warp)
 
-    def _consume_tile(self, block: _Block, tile: _QueryTile) -> None:
+    def _consume_tile(self, block: KeyBlock, tile: QueryTile) -> None:
         """The five products of a tile.
 
         Scores of the next tile are not started early: registers are short, and ptxas would put all
@@ -388,17 +343,23 @@ class _Writer:
         """
         kernel = self.kernel
         # 1. scores = keys queriesᵀ, and 2. the weights' cotangents = values cotangentsᵀ.
+        if self.has_other:
+            other_empty = self._start_other_side()
         query_empty = self.query_ring.wait_full()
-        kernel.do("wgmma.fence.sync.aligned")
+        if not self.has_other:
+            kernel.do("wgmma.fence.sync.aligned")
         query = self._stage_descriptor(self.memory.queries, self.query_ring)
-        self._start_rows(self.weights, self.my_keys, query)
+        self._start_rows(self.weights, self.my_keys, query, adds=self.has_other)
         cotangent_empty = self.cotangent_ring.wait_full()
         cotangent = self._stage_descriptor(self.memory.cotangents, self.cotangent_ring)
-        self._start_rows(self.changes, self.my_values, cotangent)
+        self._start_rows(self.changes, self.my_values, cotangent, adds=self.has_other)
         where = self._weight_tile(block, tile)
         self.hidden.read(where)
         # The scores are there, the cotangents still on their way: weights are made meanwhile.
         kernel.do("wgmma.wait_group.sync.aligned 1")
+        if self.has_other:
+            self._release(other_empty)
+            self.other_ring.advance()
         self._mask(where)
         self._exponentials()
         kernel.do("wgmma.wait_group.sync.aligned 0")
@@ -415,11 +376,26 @@ class _Writer:
         kernel.do("wgmma.wait_group.sync.aligned 1")
         self._release(cotangent_empty)
         self.cotangent_ring.advance()
-        self._hand_over()
+        self._hand_over(0)
         kernel.do("wgmma.wait_group.sync.aligned 0")
         self._release(query_empty)
         self.query_ring.advance()
-        kernel.assign(self.score_buffer, self.score_buffer ^ self.memory.score_bytes)
+        if self.memory.pieces > 1:
+            self._hand_over(1)
+        if self.memory.score_buffers > 1:
+            kernel.assign(self.score_buffer, self.score_buffer ^ self.memory.score_bytes)
+
+    def _start_other_side(self) -> Value:
+        """Begin scores and cotangents with the other side of the head; the barrier that is left."""
+        kernel, memory = self.kernel, self.memory
+        other_empty = self.other_ring.wait_full()
+        kernel.do("wgmma.fence.sync.aligned")
+        for sums, left, start in (
+            (self.weights, self.my_other_keys, memory.other_queries),
+            (self.changes, self.my_other_values, memory.other_cotangents),
+        ):
+            self._start_rows(sums, left, descriptor(kernel, self.shared + start))
+        return other_empty
 
     def _release(self, empty: Value) -> None:
         """Say that this warp has read a stage of a ring."""
@@ -429,14 +405,16 @@ class _Writer:
         place = self.shared + start + ring.stage * self.memory.tile_bytes
         return descriptor(self.kernel, place, self.tile * ROW_BYTES)
 
-    def _start_rows(self, sums: list[Value], left: Value, right: Value) -> None:
-        """sums = (64 rows of keys or values) (tile of queries or cotangents)ᵀ."""
-        for step in range(self.spec.head // 16):
+    def _start_rows(
+        self, sums: list[Value], left: Value, right: Value, *, adds: bool = False
+    ) -> None:
+        """sums = (64 rows of keys or values) (tile of queries or cotangents)ᵀ, or are added to."""
+        for step in range(self.numbers // 16):
             chunk, inside = divmod(step, 4)
             a = left + ((chunk * KEYS * ROW_BYTES + 32 * inside) >> 4)
             b = right + ((chunk * self.tile * ROW_BYTES + 32 * inside) >> 4)
-            adds = self.true if step else self.false
-            warpgroup_product(self.kernel, sums, a, b, adds, self.spec.dtype)
+            stays = self.true if step or adds else self.false
+            warpgroup_product(self.kernel, sums, a, b, stays, self.spec.dtype)
         self.kernel.do("wgmma.commit_group.sync.aligned")
 
     def _start_sum(self, sums: list[Value], left: list[Value], right: Value) -> None:
@@ -452,7 +430,7 @@ class _Writer:
         """dq = changesᵀ keys: half of the queries, or of the numbers of a head."""
         kernel, memory = self.kernel, self.memory
         place = self.shared + memory.scores + self.score_buffer
-        if self.spec.head == 64:
+        if self.numbers == 64:
             place = place + self.warpgroup * memory.score_chunk
         changes = descriptor(kernel, place)
         for step in range(KEYS // 16):
@@ -464,7 +442,7 @@ class _Writer:
 
     # Weights and their cotangents.
 
-    def _weight_tile(self, block: _Block, tile: _QueryTile) -> WeightTile:
+    def _weight_tile(self, block: KeyBlock, tile: QueryTile) -> WeightTile:
         """Which keys and queries the weights of this consumer are of."""
         first_key = block.number * KEYS + self.warpgroup * _HALF
         return WeightTile(first_key, tile.number * self.tile, block.batch, tile.head)
@@ -475,15 +453,15 @@ class _Writer:
         self.hidden.add_mask(where, self.weights)
         self.hidden.hide(self.weights)
         # Keys behind the last would have scores of zero, and weights that may overflow.
-        with kernel.when(first_key + _HALF > self.keys):
+        with kernel.when(first_key + _HALF > self.order.keys):
             for h in (0, 1):
-                hidden = first_key + self.place.row + 8 * h >= self.keys
+                hidden = first_key + self.place.row + 8 * h >= self.order.keys
                 for number, score in enumerate(self.weights):
                     if number // 2 % 2 == h:
                         kernel.do("selp.f32", score, float("-inf"), score, hidden)
         if not self.spec.causal:
             return
-        start = where.first_query + self.offset
+        start = where.first_query + self.order.offset
         with kernel.when(first_key + (_HALF - 1) > start):
             for h in (0, 1):
                 key = first_key + self.place.row + 8 * h
@@ -540,29 +518,36 @@ class _Writer:
         store_pairs(self.kernel, self.place, start, memory.score_chunk, self.packed_changes)
         self.kernel.do("fence.proxy.async.shared::cta")
 
-    def _hand_over(self) -> None:
-        """Give half a tile of the queries' gradient to the warp that adds it up."""
+    def _hand_over(self, piece: int) -> None:
+        """Give half a tile of the queries' gradient, or half of that, to the warp that adds it up.
+
+        A piece of two is the first eight rows of each sixteen, or the others, one behind the other.
+        """
         kernel, memory = self.kernel, self.memory
         empty = self.shared + memory.half_empty + self.warpgroup * 8
         spin_until(kernel, empty, self.half_parity ^ 1)
         kernel.assign(self.half_parity, self.half_parity ^ 1)
-        half = self.shared + memory.halves + self.warpgroup * (4 * HALF_TILE)
+        half = self.shared + memory.halves + self.warpgroup * memory.piece_bytes
         # Rows of 64 numbers; units of four are exchanged by `unit ^ row % 8`.
         quad = self.place.column >> 1
         swizzle = ((self.place.row & 7) ^ (quad >> 1)) * 16
-        corner = half + self.place.row * 256 + (quad & 1) * 8
+        row, parts = self.place.row, [0, 1]
+        if memory.pieces > 1:
+            row, parts = ((row >> 4) << 3) + (row & 7), [piece]
+        corner = half + row * 256 + (quad & 1) * 8
         for j in range(8):
             target = (swizzle ^ (32 * j)) + corner
-            for h in (0, 1):
+            for h in parts:
                 pair = braces(self.dq[4 * j + 2 * h : 4 * j + 2 * h + 2])
-                kernel.do("st.shared.v2.f32", at(target, 8 * 256 * h), pair)
+                offset = 8 * 256 * h if memory.pieces == 1 else 0
+                kernel.do("st.shared.v2.f32", at(target, offset), pair)
         kernel.do("fence.proxy.async.shared::cta")
         full = self.shared + memory.half_full + self.warpgroup * 8
         kernel.do("mbarrier.arrive.shared::cta.b64", "_", at(full))
 
     # Gradients of keys and values.
 
-    def _finish(self, block: _Block) -> None:
+    def _finish(self, block: KeyBlock) -> None:
         """Store the gradients out of the shared memory that held keys and values."""
         kernel, memory = self.kernel, self.memory
         for name, sums, start, scale in (
@@ -574,10 +559,12 @@ class _Writer:
             warpgroup_barrier(kernel, self.barrier)
             with kernel.when(self.place.leads):
                 row = block.number * KEYS + self.warpgroup * _HALF
-                for chunk in range(self.spec.chunks):
+                first = None if block.side is None else block.side * self.numbers
+                for chunk in range(self.numbers // 64):
                     source = self.shared + start + self.warpgroup * (_HALF * ROW_BYTES)
                     source = source + chunk * KEYS * ROW_BYTES
-                    where: list[Operand] = [64 * chunk, row, block.key_head, block.batch]
+                    number = 64 * chunk if first is None else first + 64 * chunk
+                    where: list[Operand] = [number, row, block.key_head, block.batch]
                     bulk_store(kernel, kernel.parameter(name), where, source)
                 kernel.do("cp.async.bulk.commit_group")
         with kernel.when(self.place.leads):

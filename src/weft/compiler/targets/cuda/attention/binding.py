@@ -11,6 +11,7 @@ from weft.compiler.plan.launch import Kind, Launch, Sizes, Value, no_numbers, on
 from weft.compiler.targets.cuda.attention.backward import backward_kernel, backward_launch
 from weft.compiler.targets.cuda.attention.backward_memory import KEYS
 from weft.compiler.targets.cuda.attention.description import (
+    HEADS,
     MASKS,
     AttentionKernel,
     AttentionSizes,
@@ -42,7 +43,6 @@ from weft.ir.graph import GraphNode
 from weft.ir.primitive import Primitive
 from weft.ops.attention import attention, attention_gradient
 
-LARGEST_HEAD = {attention: 256, attention_gradient: 128}
 _SAMPLES = (1009, 1013, 1019)
 """Sizes that symbols are tried with."""
 _VECTOR = 8
@@ -61,7 +61,7 @@ def is_attention(node: GraphNode) -> bool:
 
     Sizes of the gradient are known; forward, those of batches, queries and keys may be symbols.
     """
-    if node.primitive not in LARGEST_HEAD:
+    if node.primitive not in _OPERANDS:
         return False
     named = _with_sample_sizes(operand_types(node), allowed=node.primitive is attention)
     if named is None or named["q"].dtype not in (bfloat16, float16):
@@ -70,7 +70,7 @@ def is_attention(node: GraphNode) -> bool:
     offset, head = node.params["offset"], int(q.shape[-1])
     return (
         head % _VECTOR == 0
-        and head <= LARGEST_HEAD[node.primitive]
+        and head <= HEADS[-1]
         and v.shape[-1] == head
         and 0 < node.params["scale"] < inf
         and (offset is None or (isinstance(offset, int) and offset >= 0))

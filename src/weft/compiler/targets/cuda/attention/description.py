@@ -177,17 +177,19 @@ def head_map(name: str, dtype: str, time: str, rows: int) -> TensorMap:
 
 def load_head_rows(
     kernel: Kernel,
-    spec: AttentionSpec,
+    source: Value,
     target: Value,
     full: Value,
     where: tuple[Value, Value, Value],
-    rows: int,
-    source: Value,
+    size: tuple[int, int],
+    first: Value | int = 0,
 ) -> None:
     """Start the copies of some rows of a head: one for each 64 of its numbers.
 
-    where: the first row, the head and the batch; full: the barrier that is told of the copies.
+    where: the first row, the head and the batch; size: numbers and rows; first: which number is
+    the first; full: the barrier that is told of the copies.
     """
-    for chunk in range(spec.chunks):
+    numbers, rows = size
+    for chunk in range(numbers // HEAD_CHUNK):
         place = target + chunk * rows * ROW_BYTES
-        bulk_load(kernel, source, [HEAD_CHUNK * chunk, *where], place, full)
+        bulk_load(kernel, source, [first + HEAD_CHUNK * chunk, *where], place, full)

@@ -200,12 +200,12 @@ class _Writer:
         """Copy a tile's queries, then its keys and values, part by part from the last."""
         kernel, memory = self.kernel, self.memory
         maps = {name: kernel.parameter(name) for name in ("q", "k", "v")}
-        key_head = tile.head // kernel.parameter("group")
+        key_head, head = tile.head // kernel.parameter("group"), self.spec.head
         full = self.query_ring.begin_fill(memory.tiles)
         for consumer in range(self.plan.consumers):
             place = self.shared + self.query_ring.stage * memory.tiles + consumer * memory.tile
             where = (tile.row + consumer * _QUERIES, tile.head, tile.batch)
-            load_head_rows(kernel, self.spec, place, full, where, _QUERIES, maps["q"])
+            load_head_rows(kernel, maps["q"], place, full, where, (head, _QUERIES))
         self.query_ring.advance()
         part = kernel.variable("u32", tile.parts, "part")
         with kernel.loop("copy") as loop:
@@ -218,7 +218,7 @@ class _Writer:
                 full = ring.begin_fill(memory.part)
                 place = self.shared + start + ring.stage * memory.part
                 where = (part * self.part_keys, key_head, tile.batch)
-                load_head_rows(kernel, self.spec, place, full, where, self.part_keys, maps[name])
+                load_head_rows(kernel, maps[name], place, full, where, (head, self.part_keys))
                 ring.advance()
 
     # The consumers.

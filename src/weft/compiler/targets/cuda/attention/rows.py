@@ -10,7 +10,12 @@ from __future__ import annotations
 
 import math
 
-from weft.compiler.targets.cuda.attention.backward_memory import HALF_TILE, tile_queries
+from weft.compiler.targets.cuda.attention.backward_memory import (
+    HALF_TILE,
+    side_count,
+    side_numbers,
+    tile_queries,
+)
 from weft.compiler.targets.cuda.attention.description import (
     AttentionKernel,
     AttentionLaunch,
@@ -49,12 +54,12 @@ def row_numbers(spec: AttentionSpec, sizes: AttentionSizes) -> int:
 
 def buffer_numbers(spec: AttentionSpec, sizes: AttentionSizes) -> int:
     """Numbers of the float32 buffer of the queries' gradients."""
-    return 2 * HALF_TILE * _tiles(spec, sizes)
+    return HALF_TILE * counter_numbers(spec, sizes)
 
 
 def counter_numbers(spec: AttentionSpec, sizes: AttentionSizes) -> int:
-    """Counters, zeros before and after."""
-    return 2 * _tiles(spec, sizes)
+    """Counters, zeros before and after: one for each half tile of each side of a head."""
+    return 2 * side_count(spec) * _tiles(spec, sizes)
 
 
 def _array(name: str) -> list[Parameter]:
@@ -167,7 +172,7 @@ def pad_kernel(spec: AttentionSpec) -> AttentionKernel:
 
 def after_launch(spec: AttentionSpec, sizes: AttentionSizes) -> AttentionLaunch:
     """The launch of the kernel after the pass: a block for each half tile."""
-    return AttentionLaunch(2 * _tiles(spec, sizes), sizes.parameter_words)
+    return AttentionLaunch(counter_numbers(spec, sizes), sizes.parameter_words)
 
 
 def after_kernel(spec: AttentionSpec) -> AttentionKernel:
@@ -175,11 +180,11 @@ def after_kernel(spec: AttentionSpec) -> AttentionKernel:
     words = ("heads", "queries", "head")
     parameters = [*_array("dq"), Pointer("buffer"), Pointer("counters"), *map(Word, words)]
     kernel = Kernel("attention_queries", parameters, 128)
-    tile = tile_queries(spec)
+    tile, halves = tile_queries(spec), 2 * side_count(spec)  # of each tile
     half, thread = kernel.special_register("ctaid.x"), kernel.special_register("tid.x")
     heads, queries = kernel.parameter("heads"), kernel.parameter("queries")
     tiles = (queries + (tile - 1)) // tile
-    side, number = half & 1, half >> 1
+    side, number = half & (halves - 1), half >> (halves.bit_length() - 1)
     line = number // tiles
     first_row = (number % tiles) * tile
     offset = kernel.let("u64", "mul.wide.u32", half, 4 * HALF_TILE)
@@ -195,7 +200,10 @@ def after_kernel(spec: AttentionSpec) -> AttentionKernel:
         column = ((thread & 7) ^ ((row & 7) >> 1)) * 8
         swapped = (row & 1).equals(1)
         ordered = [kernel.select(swapped, eight[i ^ 4], eight[i], "f32") for i in range(8)]
-        if spec.head == 64:
+        if halves > 2:
+            # First rows 0 to 7 of each sixteen, then the others, as consumers hand them over.
+            row = (((row & 31) >> 3) << 4) + ((row >> 5) << 3) + (row & 7)
+        if side_numbers(spec) == 64:
             row = row + side * 64
         else:
             column = column + side * 64

@@ -311,20 +311,31 @@ def write_expression(kernel: Kernel, x: Scalar, pairs: Sequence[Mapping[str, Pai
 
     Instructions of one kind stand side by side, so that none waits for the one before it.
     """
+    return write_expressions(kernel, [x], pairs)[0]
+
+
+def write_expressions(
+    kernel: Kernel, roots: Sequence[Scalar], pairs: Sequence[Mapping[str, Pair]]
+) -> list[list[Pair]]:
+    """Several expressions of the same locals: what they have in common is computed once.
+
+    Where nothing is of 16 bits, `pairs` may be single numbers.
+    """
     done: dict[Scalar, list[list[Operand]]] = {}
-    for each in nodes_in_order(x):
+    width = len(next(iter(pairs[0].values()), (0, 1)))
+    for each in nodes_in_order(*roots):
         operands = [done[arg] for arg in each.args]
         if each.op == "local":
             done[each] = [list(values[each.detail]) for values in pairs]
         elif each.op == "const":
             number = _literal(kernel, each)
-            done[each] = [[number, number] for _ in pairs]
+            done[each] = [[number] * width for _ in pairs]
         elif each.op == "cast":
             done[each] = [_cast(kernel, each, pair) for pair in operands[0]]
         else:
             given = [list(zip(*both, strict=True)) for both in zip(*operands, strict=True)]
             done[each] = [[_write(kernel, each, one) for one in pair] for pair in given]
-    return [[_as_value(kernel, one) for one in pair] for pair in done[x]]
+    return [[[_as_value(kernel, one) for one in pair] for pair in done[root]] for root in roots]
 
 
 def _as_value(kernel: Kernel, operand: Operand) -> Value:

@@ -1,0 +1,118 @@
+"""Loops of recurrent layers as one kernel: which are, and every thread of their steps.
+
+The interpreter is strict, so these tests are of order and of memory as much as of numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.compiler.cuda import recurrent_by_threads
+from tests.compiler.cuda.assembling import needs_ptxas, spilled_bytes
+from tests.compiler.cuda.host_card import HostCard
+from tests.compiler.cuda.recurrent_by_threads import check_loop, loops_of
+from tests.compiler.cuda.recurrent_cases import SMALL, check_layer
+
+import weft as wf
+from weft.compiler.targets.cuda.recurrent.description import StepForm, describe_step
+from weft.compiler.targets.cuda.recurrent.kernel import (
+    RecurrentKernel,
+    block_count,
+    recurrent_kernel,
+    why_no_kernel,
+)
+from weft.core.errors import Unsupported
+
+KINDS = ["RNN", "GRU", "LSTM"]
+
+
+def forms_of(kind: str, units: int, batch: int) -> list[StepForm]:
+    """The steps of a layer and of its gradient."""
+    return [
+        describe_step(loop.plans[0].graph, loop.num_consts, loop.num_carry)
+        for loop in loops_of(kind, units, batch)
+    ]
+
+
+@pytest.mark.parametrize(("kind", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+def test_a_layer_and_its_gradient_are_steps_of_one_product(kind: str, gates: int) -> None:
+    forward, back = forms_of(kind, 32, 6)
+    assert (len(forward.multiplied), forward.products) == (1, gates)
+    assert (len(back.multiplied), back.products) == (gates, 1)
+    assert forward.transposed != back.transposed
+    assert block_count(forward) == block_count(back) == 8
+    assert not why_no_kernel(forward, 8)
+
+
+def test_blocks_that_would_not_run_at_once_are_none() -> None:
+    form = forms_of("LSTM", 256, 65)[0]
+    assert block_count(form) == 128
+    assert not why_no_kernel(form, 128)
+    assert "do not run" in why_no_kernel(form, 127)
+    assert "even" in why_no_kernel(forms_of("RNN", 30, 4)[0], 132)
+
+
+def _describe(step: object, *shapes: tuple[int, ...]) -> StepForm:
+    graph = wf.ir.trace(step, *(wf.spec("float32", shape) for shape in shapes))  # type: ignore[arg-type]
+    return describe_step(graph, 1, 1)
+
+
+def test_other_steps_say_why_they_are_none() -> None:
+    shapes = (8, 8), (2, 8)
+    for message, step in {
+        "multiplies nothing": lambda w, h: h * 2,
+        "other products": lambda w, h: h @ w @ w,
+        "not of single units": lambda w, h: wf.softmax(h @ w, axis=1),
+        "other numbers": lambda w, h: (h @ w).astype("float16"),
+    }.items():
+        with pytest.raises(Unsupported, match=message):
+            _describe(step, *shapes)
+
+
+@pytest.mark.slow
+@needs_ptxas
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_steps_of_a_layer_assemble_without_spills(kind: str) -> None:
+    for loop, form in zip(loops_of(kind, 256, 64), forms_of(kind, 256, 64), strict=True):
+        kernel = recurrent_kernel(form, reverse=loop.reverse)
+        assert spilled_bytes(kernel.text, "sm_80") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_are_numpys_with_the_same_bits_in_any_order_of_warps(kind: str) -> None:
+    for loop in loops_of(kind, 32, 5):
+        first, second = (check_loop(loop, 3, seed) for seed in (0, 1))
+        assert all(first[each].tobytes() == second[each].tobytes() for each in first)
+
+
+@pytest.mark.slow
+def test_rows_of_two_groups_do_not_wait_for_each_other() -> None:
+    check_loop(loops_of("GRU", 32, 65)[0], 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", ["red.release", "bar.sync 0", "bra TURN", "atom.acq_rel"])
+def test_a_kernel_without_one_of_its_waits_is_refused(
+    line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken_kernel(form: StepForm, *, reverse: bool) -> RecurrentKernel:
+        kernel = recurrent_kernel(form, reverse=reverse)
+        lines = kernel.text.splitlines()
+        del lines[next(n for n, each in enumerate(lines) if line in each)]
+        return replace(kernel, text="\n".join(lines) + "\n")
+
+    monkeypatch.setattr(recurrent_by_threads, "recurrent_kernel", broken_kernel)
+    loop = loops_of("RNN", 32, 3)[0]
+    with pytest.raises(AssertionError):
+        for seed in range(6):
+            check_loop(loop, 3, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_a_layer_in_a_program_is_the_processors(
+    card: HostCard, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    check_layer(name, monkeypatch)
