@@ -57,6 +57,7 @@ from weft.compiler.targets.cuda.products.binding import (
     is_product,
     product_launch,
 )
+from weft.compiler.targets.cuda.products.float8 import arrange_codes
 from weft.compiler.targets.cuda.products.fusing import fuse_epilogues
 from weft.compiler.targets.cuda.scans import is_running, running_launch
 from weft.compiler.targets.cuda.sorting import is_sorting, sort_launch
@@ -131,7 +132,9 @@ HOPPER_PASSES = (
         fuse_cross_entropy,
         "when picks need no softmax: logits are read once, and their gradient written",
     ),
-    *PASSES[1:],
+    *PASSES[1:-1],
+    Pass("float8 products", arrange_codes, "on products as they are: codes as kernels read them"),
+    PASSES[-1],
     Pass("head views", view_heads, "on attention as it is: heads are read where they lie"),
     Pass("epilogues", fuse_epilogues, "on products as kernels take them: what follows them"),
 )
