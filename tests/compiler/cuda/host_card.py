@@ -48,13 +48,13 @@ from weft.compiler.targets.cuda.grouped_kernels import GroupedKernel
 from weft.compiler.targets.cuda.modules import Function, Module
 from weft.compiler.targets.cuda.products import binding as products
 from weft.compiler.targets.cuda.products.description import (
+    FLOAT8_PAIRS,
     INTEGER_PAIRS,
     Matrix,
     Operand,
     ProductKernel,
     Scalar,
     Vector,
-    dtype_bytes,
 )
 from weft.compiler.targets.cuda.ptx_writer import Pointer, TensorMap, WindowMap
 from weft.compiler.targets.cuda.schedule import schedule
@@ -65,6 +65,7 @@ from weft.ir.loop_reference import run_reference
 from weft.ir.loops import Kernel
 from weft.ops.attention import attention as attention_primitive
 from weft.ops.attention import attention_gradient
+from weft.ops.float8 import FORMATS
 
 FENCE = 64
 """Bytes behind each piece of memory that must stay as they are."""
@@ -382,8 +383,9 @@ class HostCard(FakeLibrary):
         m, n, k, batch = (words.get(name, 1) for name in ("m", "n", "k", "batch"))
 
         def array(name: str, dtype: str, *shape: int) -> np.ndarray[Any, Any]:
-            kind = as_dtype("float32" if dtype == "tfloat32" else dtype).numpy
-            size = int(np.prod(shape)) * dtype_bytes(dtype)
+            known = FORMATS.get(dtype) or as_dtype("float32" if dtype == "tfloat32" else dtype)
+            kind = known.numpy
+            size = int(np.prod(shape)) * kind.itemsize
             return self.memory_at(addresses[name])[:size].view(kind).reshape(shape)
 
         def operand(each: Operand) -> np.ndarray[Any, Any]:
@@ -395,7 +397,8 @@ class HostCard(FakeLibrary):
 
         def launch() -> None:
             self.launched += 1
-            left, right = INTEGER_PAIRS.get(spec.dtype, (spec.dtype, spec.dtype))
+            pairs = INTEGER_PAIRS | FLOAT8_PAIRS
+            left, right = pairs.get(spec.dtype, (spec.dtype, spec.dtype))
             a = array("a", left, batch, *((k, m) if spec.transpose_a else (m, k)))
             b = array("b", right, batch, *((n, k) if spec.transpose_b else (k, n)))
             if spec.dtype == "tfloat32" and not kernel.plan.plain:

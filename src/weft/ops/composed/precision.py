@@ -128,8 +128,9 @@ def _cast_and_call(f: Callable[..., Any], row: Row) -> Callable[..., Any]:
         try:
             if row is Row.LOWEST and dtype is FLOAT8:
                 return _call_in_float8(f, *args, **kwargs)
-            if row is not Row.OWN and dtype is not None:
-                args, kwargs = _cast_arguments(row, carried_dtype(dtype), args, kwargs)
+            low = carried_dtype(dtype)
+            if row is not Row.OWN and low is not None:
+                args, kwargs = _cast_arguments(row, low, args, kwargs)
             return f(*args, **kwargs)
         finally:
             AUTOCAST.set(dtype)
@@ -146,8 +147,9 @@ def _call_in_float8(f: Callable[..., Any], x: Any, weight: Any, bias: Any = None
     if not _takes_float8(operands):
         (x, weight, bias), _ = _cast_arguments(Row.LOW, bfloat16, (x, weight, bias), {})
         return f(x, weight, bias)
-    x, weight = (float8.round_to_float8(as_tensor(f.__name__, each), float8.E4M3) for each in operands)
-    product = float8.round_cotangent(f(x, weight), float8.E5M2)
+    tensors = [as_tensor(f.__name__, each) for each in operands]
+    rounded = [float8.round_to_float8(each, float8.E4M3) for each in tensors]
+    product = float8.round_cotangent(f(*rounded), float8.E5M2)
     return product if bias is None else add(product, _cast(bias, 32, bfloat16))
 
 
@@ -181,7 +183,7 @@ def _switch_by_block(plain: Callable[..., Any], casting: Callable[..., Any]) -> 
 
 
 def _cast_arguments(
-    row: Row, dtype: DType | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    row: Row, dtype: DType, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     found = [*_float_dtypes((args, tuple(kwargs.values())))]
     if row in (Row.LOW, Row.LOWEST) and (len(found) < 2 or any(kind.bits > 32 for kind in found)):

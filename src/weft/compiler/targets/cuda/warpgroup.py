@@ -207,8 +207,8 @@ def warpgroup_product(
     """One product of a warpgroup: 64 rows, as many columns as there are accumulators for.
 
     `dtype` is that of both operands, or a pair of 8-bit floats, which are read along their rows
-    alone. `a` is a descriptor or four registers of pairs; `adds` is the predicate that the product is
-    added to the accumulators instead of replacing them; `across` says which operands are read
+    alone. `a` is a descriptor or four registers of pairs; `adds` is the predicate that the product
+    is added to the accumulators instead of replacing them; `across` says which operands are read
     across their rows in shared memory.
     """
     spelled, depth = _PRODUCT_TYPES[dtype]

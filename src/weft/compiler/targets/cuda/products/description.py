@@ -34,9 +34,7 @@ INTEGER_PAIRS = {
 }
 """The 8-bit integers that are multiplied with sums of int32: the name of a pair, and its dtypes."""
 
-FLOAT8_PAIRS = {
-    f"{left} by {right}": (left, right) for left in FORMATS for right in FORMATS
-}
+FLOAT8_PAIRS = {f"{left} by {right}": (left, right) for left in FORMATS for right in FORMATS}
 """The 8-bit floats whose codes are multiplied with sums of float32, likewise."""
 
 
@@ -139,10 +137,10 @@ class ProductSpec:
     """C = A B with an epilogue; sums are of float32.
 
     `a` is stored as [m, k], or [k, m] where it is transposed; `b` as [k, n], or [n, k]. `dtype` is
-    that of both operands, or a pair of 8-bit integers or floats; `tfloat32` is float32 rounded to eleven
-    bits. `aligned` says that each row of both operands starts at a multiple of 16 bytes and is a
-    whole number of 16 bytes long, `aligned_output` that rows of the results and of the epilogue's
-    matrices are.
+    that of both operands, or a pair of 8-bit integers or floats; `tfloat32` is float32 rounded to
+    eleven bits. `aligned` says that each row of both operands starts at a multiple of 16 bytes and
+    is a whole number of 16 bytes long, `aligned_output` that rows of the results and of the
+    epilogue's matrices are.
     """
 
     dtype: str

@@ -118,9 +118,10 @@ class _Description:
         self.positions = {variable: k for k, variable in enumerate(graph.inputs)}
         self.decoders = decoders_of(self.product, self.makers) or ()
         factors = [node.operands[0] for node in self.decoders] or self.product.operands
-        if not all(factor in self.positions for factor in factors):
+        given = [self.positions[atom] for atom in factors if atom in self.positions]
+        if len(given) != len(factors):
             raise Unsupported("a factor is a constant, which has a place in the whole plan only")
-        self.factors = self.positions[factors[0]], self.positions[factors[1]]
+        self.factors = given[0], given[1]
 
     def describe(self) -> Fused:
         """The product and its steps; `Unsupported` where the kernel has none for them."""

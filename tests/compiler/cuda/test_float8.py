@@ -1,0 +1,163 @@
+"""Products of 8-bit floats: what becomes one, how it is cut, and that every text assembles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.compiler.cuda.assembling import needs_ptxas, spilled_bytes
+from tests.compiler.cuda.float8_cases import (
+    LAYOUTS,
+    SIZES,
+    TILES,
+    check_exact,
+    check_extremes,
+    check_layers,
+    check_long_sums,
+    float8_launches,
+    force_plan,
+    layer_loss,
+    product,
+)
+from tests.compiler.cuda.host_card import HostCard
+
+import weft as wf
+from weft.compiler.plan.planning import plan_program
+from weft.compiler.targets.cuda import target
+from weft.compiler.targets.cuda.products.choice import best_plan, kernel_of, with_most_stages
+from weft.compiler.targets.cuda.products.description import (
+    FLOAT8_PAIRS,
+    Combine,
+    Plan,
+    ProductSpec,
+    Scalar,
+    Sizes,
+    Vector,
+)
+from weft.compiler.targets.cuda.target import CUDA
+from weft.ops.float8 import E4M3, E5M2, codes_of, numbers_of, round_to_float8
+
+SCALES = (
+    Combine("multiply", Scalar("scale")),
+    Combine("add", Vector("bias", "bfloat16")),
+)
+
+
+def spec_of(pair: str, output: str = "bfloat16") -> ProductSpec:
+    return ProductSpec(pair, output, transpose_b=True, epilogue=SCALES)
+
+
+# The kernel.
+
+
+@needs_ptxas
+@pytest.mark.parametrize("output", ["bfloat16", "float32"])
+@pytest.mark.parametrize("pair", FLOAT8_PAIRS)
+def test_every_tile_assembles_without_spills(pair: str, output: str) -> None:
+    for tile in TILES:
+        for split in (False, True):
+            spec = spec_of(pair, output)
+            plan = with_most_stages(spec, Plan(*tile, stages=0, split=split))
+            assert spilled_bytes(kernel_of(spec, plan).text) == 0
+
+
+def test_codes_are_multiplied_as_what_they_are() -> None:
+    kernel = kernel_of(spec_of("e5m2 by e4m3"), Plan(128, 128, 4))
+    assert kernel.text.count("wgmma.mma_async.sync.aligned.m64n128k32.f32.e5m2.e4m3") == 4
+    maps = [each for each in kernel.parameters if each.name in "ab"]
+    assert [(each.dtype, each.box) for each in maps] == [("uint8", (128, 128))] * 2  # type: ignore[union-attr]
+
+
+def test_each_step_begins_at_zero_and_is_added_in_float32() -> None:
+    text = kernel_of(spec_of("e4m3 by e4m3"), Plan(64, 64, 4)).text
+    assert text.count("add.f32") >= 32
+    first = text.index("wgmma.mma_async")
+    assert text.index("wgmma.wait_group.sync.aligned 0") < text.index("add.f32", first)
+
+
+def test_a_plan_is_a_tile_whose_sums_find_room_twice() -> None:
+    for sizes in (Sizes(16384, 4096, 4096), Sizes(64, 64, 64), Sizes(512, 512, 65536)):
+        plan = best_plan(spec_of("e4m3 by e4m3"), sizes)
+        assert (plan.tile_m, plan.tile_n) in TILES
+        assert not any([plan.alternate, plan.plain, plan.warps])
+
+
+# What becomes one.
+
+
+def test_rounded_operands_of_linear_layers_are_multiplied_as_codes() -> None:
+    kinds = [wf.spec("float32", shape) for shape in ((64, 32), (48, 32), (48,), (16, 48))]
+    launches = float8_launches(wf.grad(layer_loss, argnums=(0, 1, 2, 3)), *kinds)
+    assert len(launches) == 6
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_codes_are_transposed_where_they_lie_across(layout: str) -> None:
+    shapes = {
+        "along rows": ((64, 32), (48, 32)), "across rows": ((32, 64), (32, 48)),
+        "left across": ((32, 64), (48, 32)), "right across": ((64, 32), (32, 48)),
+    }[layout]  # fmt: skip
+    kinds = [wf.spec("bfloat16", shape) for shape in shapes]
+    assert len(float8_launches(product(E4M3, E5M2, layout), *kinds)) == 1
+
+
+def _one_side(a: wf.Tensor, b: wf.Tensor) -> wf.Tensor:
+    return round_to_float8(a, E4M3) @ b.T
+
+
+def _scales_of_rows(a: wf.Tensor, b: wf.Tensor) -> wf.Tensor:
+    scales = a[:, :1]
+    rows = numbers_of(codes_of(a, scales, E4M3), scales, E4M3)
+    return rows @ round_to_float8(b, E4M3).T
+
+
+PLAIN: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], str]] = {
+    "one operand that is not rounded": (_one_side, (64, 32), (48, 32), "bfloat16"),
+    "rows that are no whole 16 bytes": (
+        product(E4M3, E4M3, "along rows"), (64, 24), (48, 24), "bfloat16",
+    ),
+    "a scale for each row": (_scales_of_rows, (64, 32), (48, 32), "float32"),
+    "nothing to sum": (product(E4M3, E4M3, "along rows"), (64, 0), (48, 0), "bfloat16"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_other_products_stay_in_bfloat16(name: str) -> None:
+    f, *shapes, dtype = PLAIN[name]
+    assert not float8_launches(f, *[wf.spec(dtype, shape) for shape in shapes])
+
+
+def test_cards_before_hopper_multiply_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "has_warpgroup_products", lambda ordinal: False)
+    f, kinds = product(E4M3, E4M3, "along rows"), [wf.spec("bfloat16", (64, 64))] * 2
+    assert not float8_launches(f, *kinds)
+    launches = plan_program(wf.ir.trace(f, *kinds), CUDA).every_launch()
+    assert [each.kernel[1] for each in launches if each.kind == "product"] == ["bfloat16"]
+
+
+# What they give, on a card in the host's memory.
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("pair", ["e4m3 by e4m3", "e5m2 by e4m3"])
+def test_products_are_exact(card: HostCard, pair: str, layout: str) -> None:
+    for sizes in SIZES[:3]:
+        check_exact(pair, layout, sizes)
+
+
+def test_forced_tiles_are_exact(card: HostCard, monkeypatch: pytest.MonkeyPatch) -> None:
+    force_plan(monkeypatch, (64, 64), split=True)
+    check_exact("e4m3 by e5m2", "along rows", SIZES[2])
+
+
+def test_long_sums(card: HostCard) -> None:
+    check_long_sums(512, rows=16)
+
+
+def test_extremes(card: HostCard) -> None:
+    check_extremes()
+
+
+def test_layers_and_gradients(card: HostCard) -> None:
+    check_layers(16)
