@@ -102,6 +102,15 @@ class autocast(autocast_to):  # noqa: N801
         super().__init__(chosen if enabled and chosen is not float32 else None)
 
 
+def without_float8() -> autocast_to:
+    """A block as the one that it stands in, with bfloat16 where that one has float8.
+
+    It is for layers that lose more by rounding than they gain: the last one of a model, whose
+    results are compared, and those that choose.
+    """
+    return autocast_to(carried_dtype(AUTOCAST.get()))
+
+
 def autocast_dtype() -> DType | None:
     """The dtype that products are cast to here; None outside of `autocast`.
 

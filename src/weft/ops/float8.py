@@ -40,8 +40,8 @@ from weft.ops.reduction import reduce_max
 from weft.ops.selection import where
 
 __all__ = [
-    "E4M3", "E5M2", "FORMATS", "codes_of", "numbers_of", "round_cotangent", "round_to_float8",
-    "rounding_cotangent", "straight_through",
+    "E4M3", "E5M2", "FORMATS", "codes_of", "float8_codes", "float8_numbers", "float8_scale",
+    "numbers_of", "round_cotangent", "round_to_float8", "rounding_cotangent", "straight_through",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -59,6 +59,7 @@ class Format:
     top_code: int
     """The code that follows the highest number's: NaN, or infinity where there is one."""
     nan_code: int
+    """The one code that NaN gets, without a sign; there are others."""
     numpy: np.dtype[Any]
 
 
@@ -92,16 +93,18 @@ def _scale_type(highest: TensorType, format: str, inverse: bool) -> TensorType:
 
 
 def _scale_array(highest: Array, format: str, inverse: bool) -> Any:
-    fraction, exponent = np.frexp(np.asarray(highest, np.float64))  # fractions are from 1/2 to 1
+    size = np.minimum(np.nan_to_num(np.abs(highest.astype(np.float64)), nan=np.inf), 2.0**128)
+    fraction, exponent = np.frexp(size)  # fractions are from 1/2 to 1
     above = FORMATS[format].highest + 1 - exponent - (fraction > 0.875)
-    chosen = np.where(highest == 0, _HIGHEST_SCALE, np.minimum(above, _HIGHEST_SCALE))
+    chosen = np.where(size == 0, _HIGHEST_SCALE, np.minimum(above, _HIGHEST_SCALE))
     return np.ldexp(np.ones_like(highest), -chosen if inverse else chosen)
 
 
 def _lower_scale(scalar: Any, highest: Scalar, format: str, inverse: bool) -> Scalar:
     """127 + e are the highest bits of the float32 that is 2 ** e."""
+    bits = scalar.minimum(scalar.bitcast(highest, int32) & 0x7FFFFFFF, 0x7F800000)
     # What is added carries into the exponent of magnitudes above 1.75 times a power of two.
-    exponent = (scalar.bitcast(highest, int32) + 0x1FFFFF) >> 23
+    exponent = (bits + 0x1FFFFF) >> 23
     fitting = scalar.minimum(254 + FORMATS[format].highest - exponent, 127 + _HIGHEST_SCALE)
     scale: Scalar = scalar.bitcast((254 - fitting if inverse else fitting) << 23, float32)
     return scale
@@ -149,19 +152,20 @@ def _check_operands(op: str, x: TensorType, scale: TensorType, allowed: Sequence
     )
 
 
-def _codes_type(x: TensorType, scale: TensorType, format: str) -> TensorType:
+def _codes_type(x: TensorType, scale: TensorType, format: str = E4M3) -> TensorType:
     _check_operands("float8_codes", x, scale, _FLOATS)
     shapes = [x.shape, scale.shape]
     return TensorType(uint8, broadcast_shapes("float8_codes", shapes, {"x": x, "scale": scale}))
 
 
-def _codes_array(x: Array, scale: Array, format: str) -> Any:
+def _codes_array(x: Array, scale: Array, format: str = E4M3) -> Any:
     with np.errstate(all="ignore"):
-        scaled = x.astype(np.float32) * scale
-        return np.asarray(scaled.astype(FORMATS[format].numpy)).view(np.uint8)
+        nearest = np.asarray((x.astype(np.float32) * scale).astype(FORMATS[format].numpy))
+        nan = np.uint8(FORMATS[format].nan_code)
+        return np.where(np.isnan(nearest), nan, nearest.view(np.uint8))
 
 
-def _lower_codes(scalar: Any, x: Scalar, scale: Scalar, format: str) -> Scalar:
+def _lower_codes(scalar: Any, x: Scalar, scale: Scalar, format: str = E4M3) -> Scalar:
     """Rounded as integers are: the digits that are cut carry into those that stay."""
     kind = FORMATS[format]
     bits = scalar.bitcast(x * scale, int32)
@@ -177,8 +181,8 @@ def _lower_codes(scalar: Any, x: Scalar, scale: Scalar, format: str) -> Scalar:
     small = beside - scalar.bitcast(anchor, int32)
     is_small = magnitude < ((128 - kind.bias) << 23)
     code = scalar.minimum(scalar.select(is_small, small, normal), kind.top_code)
-    is_nan = magnitude > 0x7F800000
-    coded: Scalar = scalar.cast(scalar.select(is_nan, kind.nan_code, code) | sign, uint8)
+    code = scalar.select(magnitude > 0x7F800000, kind.nan_code, code)
+    coded: Scalar = scalar.cast(scalar.select(code < kind.nan_code, code | sign, code), uint8)
     return coded
 
 
@@ -223,19 +227,19 @@ float8_codes: Primitive = Primitive(
 )
 
 
-def _numbers_type(codes: TensorType, scale: TensorType, format: str) -> TensorType:
+def _numbers_type(codes: TensorType, scale: TensorType, format: str = E4M3) -> TensorType:
     _check_operands("float8_numbers", codes, scale, (uint8,))
     got = {"codes": codes, "scale": scale}
     return TensorType(bfloat16, broadcast_shapes("float8_numbers", [codes.shape, scale.shape], got))
 
 
-def _numbers_array(codes: Array, scale: Array, format: str) -> Any:
+def _numbers_array(codes: Array, scale: Array, format: str = E4M3) -> Any:
     with np.errstate(all="ignore"):
         numbers = np.ascontiguousarray(codes).view(FORMATS[format].numpy).reshape(codes.shape)
         return np.asarray(numbers.astype(np.float32) * scale).astype(ml_dtypes.bfloat16)
 
 
-def _lower_numbers(scalar: Any, codes: Scalar, scale: Scalar, format: str) -> Scalar:
+def _lower_numbers(scalar: Any, codes: Scalar, scale: Scalar, format: str = E4M3) -> Scalar:
     kind = FORMATS[format]
     code = scalar.cast(codes, int32)
     magnitude = code & 0x7F
