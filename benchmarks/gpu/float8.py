@@ -1,4 +1,4 @@
-"""Products of 8-bit floats beside bfloat16: kernels, layers as programs, and a GPT.
+"""Products of 8-bit floats beside bfloat16: kernels, what precedes them, layers, and a GPT.
 
     python -m benchmarks.gpu.float8            all parts, each in a process of its own
     python -m benchmarks.gpu.float8 kernels    one part
@@ -26,12 +26,15 @@ from weft.compiler.targets.cuda.products.choice import (
     launch,
     with_most_stages,
 )
+from weft.compiler.targets.cuda.products.code_transposes import transpose_blocks, transpose_kernel
 from weft.compiler.targets.cuda.products.description import (
     FLOAT8_PAIRS,
     Plan,
     ProductSpec,
     Sizes,
 )
+
+from weft.ops.float8 import codes_of
 
 FILE = "float8.jsonl"
 TYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
@@ -180,7 +183,52 @@ def gpt(batch: int = 16, layers: int = 12, width: int = 768, heads: int = 12) ->
         del model, step
 
 
+def passes() -> None:
+    """What comes before a product: highest magnitudes, codes, transposes; GB/s of the least."""
+    for rows, columns in ((16384, 768), (16384, 3072), (16384, 4096), (16384, 16384)):
+        x = wf.asarray(np.random.default_rng(0).normal(size=(rows, columns)).astype(np.float32))
+        for dtype in ("bfloat16", "float32"):
+            given = x.astype(dtype).to("cuda")
+            codes = codes_of(given, wf.ones((), device="cuda"), "e4m3")
+            count, item = rows * columns, given.dtype.itemsize
+            parts: dict[str, tuple[Callable[[], object], int]] = {
+                "highest": (_compiled(lambda x: wf.max(wf.abs(x)), given), count * item),
+                "codes": (
+                    _compiled(lambda x, s: codes_of(x, s, "e4m3"), given, wf.ones((), device="cuda")),
+                    count * (item + 1),
+                ),
+            }  # fmt: skip
+            row = {}
+            for name, (run, moved) in parts.items():
+                best = milliseconds(run, wf.cuda.synchronize, 20)
+                row |= {
+                    f"{name} us": round(best * 1e3, 1),
+                    f"{name} GB/s": round(moved / best / 1e6),
+                }
+            report(FILE, {"part": "passes", "shape": [rows, columns], "dtype": dtype, **row})
+        source = torch.from_dlpack(codes)
+        target = torch.empty(columns, rows, device="cuda", dtype=torch.uint8)
+        kernel = transpose_kernel()
+        loaded = LoadedKernel(kernel.name, kernel.text, kernel.threads, kernel.shared_bytes)
+        turn = loaded.launcher(
+            kernel.parameters, transpose_blocks(rows, columns),
+            {"source": source, "target": target}, {"rows": rows, "columns": columns},
+        )  # fmt: skip
+        times = measure({"weft": turn, "torch": lambda: target.copy_(source.T)}, 12, 5)  # noqa: B023
+        is_right = bool((target == source.T).all())
+        report(FILE, {"part": "transposes", "shape": [rows, columns], **times, "right": is_right,
+                      "GB/s": round(2 * rows * columns / times["weft"] / 1e3)})  # fmt: skip
+
+
+def _compiled(f: Callable[..., Any], *given: Any) -> Callable[[], object]:
+    compiled = wf.jit(f)
+    for _ in range(3):
+        compiled(*given)
+    return lambda: compiled(*given)
+
+
 PARTS = {
+    "passes": passes,
     "kernels": kernels,
     "layers": layers,
     "gpt": gpt,

@@ -18,6 +18,7 @@ from tests.compiler.cuda.float8_cases import (
 import weft as wf
 from weft.compiler.targets.cuda.capabilities import has_warpgroup_products
 from weft.compiler.targets.cuda.products.description import FLOAT8_PAIRS
+from weft.ops.float8 import E4M3, numbers_of
 
 pytestmark = pytest.mark.skipif(
     not (wf.cuda.is_available() and has_warpgroup_products(0)), reason="there is no Hopper here"
@@ -41,6 +42,22 @@ def test_every_tile_is_exact(
     force_plan(monkeypatch, tile, split=split)
     for sizes in SIZES[2:]:
         check_exact("e5m2 by e4m3", "along rows", sizes)
+
+
+@pytest.mark.parametrize("shape", [(16, 4), (48, 132), (4096, 1000), (16384, 3072)])
+def test_codes_are_transposed(shape: tuple[int, int]) -> None:
+    codes = np.random.default_rng(0).integers(0, 120, shape).astype(np.uint8)
+    scale = wf.tensor(1.0, device="cuda")
+
+    def f(codes: wf.Tensor, other: wf.Tensor, scale: wf.Tensor) -> wf.Tensor:
+        return numbers_of(codes, scale, E4M3).T @ numbers_of(other, scale, E4M3)
+
+    other = np.full((shape[0], 16), 0x38, np.uint8)  # ones
+    found = wf.jit(f)(wf.asarray(codes).to("cuda"), wf.asarray(other).to("cuda"), scale)
+    numbers = numbers_of(wf.asarray(codes), wf.tensor(1.0), E4M3).astype("float32").numpy()
+    sums = numbers.astype(np.float64).sum(0)
+    wanted = np.repeat(sums[:, None], 16, 1)
+    np.testing.assert_allclose(found.astype("float32").numpy(), wanted, rtol=8e-3)
 
 
 @pytest.mark.parametrize("columns", [128, 4096, 32768])

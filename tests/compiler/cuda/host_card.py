@@ -47,6 +47,8 @@ from weft.compiler.targets.cuda.device_text import TextKernel
 from weft.compiler.targets.cuda.grouped_kernels import GroupedKernel
 from weft.compiler.targets.cuda.modules import Function, Module
 from weft.compiler.targets.cuda.products import binding as products
+from weft.compiler.targets.cuda.products import code_transposes
+from weft.compiler.targets.cuda.products.code_transposes import TransposeKernel
 from weft.compiler.targets.cuda.products.description import (
     FLOAT8_PAIRS,
     INTEGER_PAIRS,
@@ -325,6 +327,8 @@ class HostCard(FakeLibrary):
                 addresses[parameter.name] = ctypes.c_uint64.from_address(table[place]).value
             else:
                 words[parameter.name] = ctypes.c_uint32.from_address(table[place]).value
+        if isinstance(kernel, TransposeKernel):
+            return lambda: run_transpose(self, addresses, words)
         if isinstance(kernel, CrossEntropyKernel):
             return lambda: run_softmax_gradient(self, kernel, addresses, words)
         if isinstance(kernel, AttentionKernel):
@@ -478,6 +482,17 @@ def _encoded_layout(place: int) -> Layout:
     words = (ctypes.c_uint64 * (2 * rank + 1)).from_address(place)
     sizes, strides = words[2 : 2 + rank], words[2 + rank : 2 * rank + 1]
     return tuple(reversed(sizes)), (*reversed(strides), 2)
+
+
+def run_transpose(card: HostCard, addresses: dict[str, int], words: dict[str, int]) -> None:
+    """What the kernel that transposes bytes does."""
+    card.launched += 1
+    rows, columns = words["rows"], words["columns"]
+    source, target = (
+        card.memory_at(addresses[name])[: rows * columns] for name in ("source", "target")
+    )
+    target[:] = source.reshape(rows, columns).T.reshape(-1)
+    card.check_fences()
 
 
 def run_softmax_gradient(
@@ -655,7 +670,7 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
         card.written[kernel.text.encode() + b"\0"] = kernel
         return load(binding, launch, kernel, *given, **named)
 
-    for module in (products, convolution, attention, cross_entropy):
+    for module in (products, convolution, attention, cross_entropy, code_transposes):
         monkeypatch.setattr(module, "written_kernel_run", run)
 
     def load_text(kernel: TextKernel, place: device.Device) -> Function:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.compiler.cuda.assembling import needs_ptxas, spilled_bytes
 from tests.compiler.cuda.float8_cases import (
@@ -21,11 +22,18 @@ from tests.compiler.cuda.float8_cases import (
     product,
 )
 from tests.compiler.cuda.host_card import HostCard
+from tests.compiler.cuda.ptx_interpreter import Memory, run_kernel
 
 import weft as wf
 from weft.compiler.plan.planning import plan_program
 from weft.compiler.targets.cuda import target
 from weft.compiler.targets.cuda.products.choice import best_plan, kernel_of, with_most_stages
+from weft.compiler.targets.cuda.products.code_transposes import (
+    is_transposed_codes,
+    transpose_blocks,
+    transpose_kernel,
+    transposed_codes,
+)
 from weft.compiler.targets.cuda.products.description import (
     FLOAT8_PAIRS,
     Combine,
@@ -81,6 +89,37 @@ def test_a_plan_is_a_tile_whose_sums_find_room_twice() -> None:
         plan = best_plan(spec_of("e4m3 by e4m3"), sizes)
         assert (plan.tile_m, plan.tile_n) in TILES
         assert not any([plan.alternate, plan.plain, plan.warps])
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(16, 4), (48, 132), (64, 128), (16, 1028), (160, 8)])
+def test_bytes_are_transposed(rows: int, columns: int) -> None:
+    kernel = transpose_kernel()
+    source = np.random.default_rng(rows).integers(0, 256, (rows, columns)).astype(np.uint8)
+    memory = Memory({"source": source, "target": np.zeros((columns, rows), np.uint8)})
+    words = {"rows": rows, "columns": columns}
+    blocks = transpose_blocks(rows, columns)
+    run_kernel(kernel.text, kernel.threads, blocks, kernel.shared_bytes, memory, words)
+    np.testing.assert_array_equal(memory.result("target"), source.T)
+    assert (memory.store_counts("target") == 1).all()
+
+
+@needs_ptxas
+def test_the_kernel_that_transposes_bytes_assembles() -> None:
+    assert spilled_bytes(transpose_kernel().text) == 0
+
+
+def test_bytes_that_no_kernel_exchanges_are_moved_by_loops() -> None:
+    def calls(f: Callable[..., Any], *shape: int, dtype: str = "uint8") -> bool:
+        [node] = wf.ir.trace(f, wf.spec(dtype, shape)).nodes
+        return is_transposed_codes(transposed_codes(node)[0])
+
+    assert calls(lambda x: x.T, 32, 20)
+    assert calls(lambda x: wf.permute_dims(x, (2, 0, 1)), 4, 8, 20)
+    assert not calls(lambda x: x.T, 24, 20)
+    assert not calls(lambda x: x.T, 32, 18)
+    assert not calls(lambda x: x.mT, 4, 16, 16)
+    assert not calls(lambda x: x.T, 32, 20, dtype="int16")
+    assert not calls(lambda x: x.T, 0, 16)
 
 
 # What becomes one.

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from weft.compiler.lowering.matrix_products import arrange_operands, form_of
+from weft.compiler.targets.cuda.products.code_transposes import transposed_codes
 from weft.compiler.targets.cuda.products.orders import with_rows_inside
 from weft.core.dtypes import bfloat16, uint8
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
@@ -95,7 +96,8 @@ def _arranged_product(
         numbers.append(replace(decoder, operands=(codes, decoder.operands[1]), results=(result,)))
     operands = tuple(each.results[0] for each in numbers)
     before = [each for source in sources for each in source.before]
-    return [*before, *moved, *numbers, replace(product, operands=operands)]
+    turned = [each for node in moved for each in transposed_codes(node)]
+    return [*before, *turned, *numbers, replace(product, operands=operands)]
 
 
 def _in_order(node: GraphNode) -> list[GraphNode]:
