@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS, LOG, ROWS = "sitting.jsonl", "sitting.log", "gpu.json"
 CUT, LOST = "cut by the end of the sitting", "over its limit"
 TESTS = (
-    "programs", "kernels", "device", "captures", "rows", "loops", "products", "attention",
+    "programs", "kernels", "device", "captures", "rows", "loops", "products", "float8", "attention",
     "attention_programs", "exact_attention", "convolutions", "ordered_scatters", "warp_products",
     "both_devices", "exchange", "nccl",
 )  # fmt: skip
