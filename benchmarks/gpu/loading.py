@@ -20,7 +20,7 @@ from weft.compiler.targets.cuda.ptx_writer import Parameter, Pointer, TensorMap
 
 __all__ = ["LoadedKernel", "cubin_name", "measure", "multiprocessors"]
 
-_MAP_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9, "tfloat32": 11}
+_MAP_TYPES = {"uint8": 0, "float16": 6, "float32": 7, "bfloat16": 9, "tfloat32": 11}
 _SHARED_MEMORY_ATTRIBUTE = 8
 
 

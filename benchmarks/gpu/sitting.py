@@ -33,7 +33,7 @@ CUT, LOST = "cut by the end of the sitting", "over its limit"
 NO_TESTS = 5
 """What pytest ends with where a package that all tests of a file need is missing."""
 TESTS = (
-    "programs", "kernels", "device", "captures", "rows", "loops", "products", "attention",
+    "programs", "kernels", "device", "captures", "rows", "loops", "products", "float8", "attention",
     "attention_programs", "exact_attention", "convolutions", "ordered_scatters", "warp_products",
     "both_devices", "exchange", "nccl",
 )  # fmt: skip

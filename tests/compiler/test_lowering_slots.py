@@ -73,7 +73,8 @@ def edge_operands(primitive: Primitive, dtype: DType) -> tuple[Array, ...]:
     """All tuples of edges, as one array per operand."""
     count = len(primitive.samples()[0].operands)
     first = edges(bool_ if primitive.name == "where" else dtype, count)
-    others = edges(dtype, count)[:: max(1, count - 1)]
+    second = float32 if primitive.name == "float8_numbers" else dtype  # codes have a scale
+    others = edges(second, count)[:: max(1, count - 1)]
     grids = np.meshgrid(first, *[others] * (count - 1), indexing="ij")
     return tuple(grid.ravel() for grid in grids)
 

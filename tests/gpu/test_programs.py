@@ -58,6 +58,16 @@ def test_memory_that_is_not_there_is_an_error_and_the_process_goes_on() -> None:
     assert float((x + 1).sum()) == 1024 * 1024
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+@pytest.mark.parametrize("count", [40_001, 5_000_000])
+def test_extremes_of_many_elements_are_found_by_the_whole_card(count: int, dtype: str) -> None:
+    x = wf.asarray(np.random.default_rng(count).normal(size=count) * 1e4).astype(dtype)
+    f = wf.jit(lambda x: (wf.max(wf.abs(x)), wf.min(x)))
+    for _ in range(3):
+        found = [each.astype("float32").item() for each in f(x.to("cuda"))]
+        assert found == [each.astype("float32").item() for each in f(x)]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("name", ["uniform", "normal", "exponential", "gumbel"])
 def test_numbers_that_are_drawn_on_a_card_have_the_processors_bits(name: str, dtype: str) -> None:

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).parents[2] / "docs" / "mixed_precision.md"
 LOW = (wf.bfloat16, wf.float16)
+PRODUCTS = (Row.LOW, Row.LOWEST)
 
 
 class Maker:
@@ -130,7 +131,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[Maker], Arguments]]] = {
 def dtype_in_block(name: str, given: wf.DType, block: wf.DType) -> wf.DType:
     """The dtype that the table says of a result."""
     row = TABLE[name]
-    if row is Row.LOW:
+    if row in PRODUCTS:
         return block
     return wf.float32 if row is Row.FULL else given
 
@@ -150,7 +151,7 @@ def test_the_page_has_the_same_table() -> None:
     text = PAGE.read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith("| ") and "`" in line]
     listed = [name for line in rows[:-1] for name in re.findall(r"`(\w+)`", line.split("|")[2])]
-    assert len(rows) == 6
+    assert len(rows) == 7
     assert sorted(listed) == sorted(TABLE)
 
 
@@ -175,11 +176,25 @@ def test_the_result_is_that_of_arguments_cast_by_hand(name: str) -> None:
     call, make = CALLS[name]
     given = wf.bfloat16 if TABLE[name] is Row.FULL else wf.float32
     arguments = make(Maker(given, 8))
-    cast_to = {Row.LOW: wf.bfloat16, Row.FULL: wf.float32, Row.OWN: given}[TABLE[name]]
+    cast_to = wf.bfloat16 if TABLE[name] in PRODUCTS else wf.float32
+    cast_to = given if TABLE[name] is Row.OWN else cast_to
     expected = call(*without_derivative(arguments, cast_to))
     with wf.autocast("bfloat16"):
         result = call(*arguments)
     np.testing.assert_array_equal(result.numpy(), expected.numpy())
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_block_of_float8_is_one_of_bfloat16_but_for_its_row(name: str) -> None:
+    call, make = CALLS[name]
+    arguments = make(Maker(wf.float32, 16))
+    with wf.autocast("bfloat16"):
+        expected = call(*arguments)
+    with wf.autocast("float8"):
+        result = call(*arguments)
+    assert result.dtype is expected.dtype
+    is_same = np.array_equal(result.numpy(), expected.numpy())
+    assert is_same is (TABLE[name] is not Row.LOWEST)
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if TABLE[name] is not Row.OWN])
@@ -190,7 +205,7 @@ def test_float64_is_left_as_it_is(name: str) -> None:
         assert call(*arguments).dtype is wf.float64
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if TABLE[name] is Row.LOW])
+@pytest.mark.parametrize("name", [name for name in CALLS if TABLE[name] in PRODUCTS])
 def test_gradients_have_the_dtypes_of_their_tensors(name: str) -> None:
     call, make = CALLS[name]
     tensors = [x.requires_grad_() for x in make(Maker(wf.float32, 16))]

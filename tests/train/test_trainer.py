@@ -168,7 +168,7 @@ def test_the_trainer_runs_model_and_loss_inside_of_autocast(compile: bool) -> No
 
 def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(wf.ArgumentError, match="unknown precision"):
-        trainer_of(network(), precision="float8")
+        trainer_of(network(), precision="float4")
 
 
 def test_gradients_are_shown_without_the_scale_of_the_loss() -> None:

@@ -494,6 +494,14 @@ def test_training_in_bfloat16_follows_training_in_float32(train: Callable[..., A
 
 
 @pytest.mark.slow
+def test_training_in_float8_follows_training_in_bfloat16() -> None:
+    short, rounded = gpt("bfloat16"), gpt("float8")
+    assert rounded[-1] < 0.75 * rounded[0]
+    assert rounded != short
+    np.testing.assert_allclose(rounded, short, rtol=0.02)
+
+
+@pytest.mark.slow
 def test_text_is_generated_with_a_cache_inside() -> None:
     wf.random.seed(0)
     net = wf.models.GPT(wf.models.GPTConfig(vocabulary=17, width=32, layers=2, heads=2, context=16))

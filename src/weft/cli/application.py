@@ -337,7 +337,7 @@ def _add_train(kinds: _SubParsersAction[Any]) -> None:
     add("--keep-last", type=int, metavar="N")
     add("--seed", type=int, metavar="N")
     add("--device", metavar="NAME", help="where to compute: cpu, cuda, cuda:1")
-    add("--precision", choices=["float32", "bfloat16", "float16"])
+    add("--precision", choices=["float32", "bfloat16", "float16", "float8"])
     add("--accumulate", type=int, metavar="N", help="batches to one update")
     add("--clip-norm", type=float, metavar="X")
     add("--ema", type=float, metavar="DECAY", help="average the weights")

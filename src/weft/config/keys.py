@@ -25,6 +25,7 @@ from weft.config.schema import (
     Text,
     Whole,
 )
+from weft.optim.precision import PRECISIONS
 from weft.train.strategies import STRATEGIES
 
 __all__ = ["METRICS", "OPTIMIZERS", "SCHEMA"]
@@ -290,7 +291,7 @@ _TRAINING: dict[str, Kind] = {
         {
             "kind": Choice("one", ["one", *STRATEGIES], "how processes of weft launch share"),
             "device": Text("", "where to compute: cpu, cuda, cuda:1"),
-            "precision": Choice("float32", ["float32", "bfloat16", "float16"], "of the network"),
+            "precision": Choice("float32", [*PRECISIONS], "of the network"),
             "accumulate": Whole(1, "batches to one update", 1),
             "clip_norm": Number(0.0, "the largest norm of the gradients; 0 for any", 0.0),
             "ema": Number(0.0, "the decay of an average of the weights; 0 for none", 0.0, 1.0),

@@ -21,6 +21,7 @@ from weft.models.attention import Caches, attend, split_heads, start_of
 from weft.models.generation import LanguageModel
 from weft.models.gpt_config import GPTConfig
 from weft.nn import functional as F  # noqa: N812
+from weft.precision import without_float8
 
 
 class TransposedLinear(nn.Module):
@@ -128,7 +129,9 @@ class GPT(LanguageModel):
         for number, block in enumerate(self.h):
             x, held = block(x, None if cache is None else cache[number])
             after.append(held)
-        logits = F.linear(self.ln_f(x), (self.lm_head or self.wte).weight)
+        x = self.ln_f(x)
+        with without_float8():
+            logits = F.linear(x, (self.lm_head or self.wte).weight)
         return logits if cache is None else (logits, after)
 
     def new_cache(self, batch: int, capacity: int) -> Caches:

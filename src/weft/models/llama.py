@@ -21,6 +21,7 @@ from weft.models.attention import Caches, attend, split_heads, start_of
 from weft.models.generation import LanguageModel
 from weft.models.llama_config import LlamaConfig, rope_frequencies
 from weft.nn import functional as F  # noqa: N812
+from weft.precision import without_float8
 
 
 class LlamaAttention(nn.Module):
@@ -114,7 +115,8 @@ class Llama(LanguageModel):
         """tokens [batch, time] -> logits [batch, time, vocabulary]; with a cache also the next."""
         x, after = self.model(tokens, cache)
         head = self.lm_head or self.model.embed_tokens
-        logits = F.linear(x, head.weight)
+        with without_float8():
+            logits = F.linear(x, head.weight)
         return logits if cache is None else (logits, after)
 
     def new_cache(self, batch: int, capacity: int) -> Caches:

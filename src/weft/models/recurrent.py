@@ -15,6 +15,7 @@ import weft as wf
 from weft import nn
 from weft.models.generation import LanguageModel
 from weft.nn import functional as F  # noqa: N812
+from weft.precision import without_float8
 
 
 class LSTMLanguageModel(LanguageModel):
@@ -42,7 +43,8 @@ class LSTMLanguageModel(LanguageModel):
         """tokens [batch, time] -> logits [batch, time, vocabulary]; with a state also the next."""
         x = self.dropout(self.embedding(tokens))  # [batch, time, width]
         y, state = self.lstm(x, cache)
-        logits = F.linear(self.dropout(y), self.head.weight, self.head.bias)
+        with without_float8():
+            logits = F.linear(self.dropout(y), self.head.weight, self.head.bias)
         return logits if cache is None else (logits, state)
 
     def new_cache(self, batch: int, capacity: int) -> Any:

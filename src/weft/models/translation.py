@@ -19,6 +19,7 @@ import numpy as np
 import weft as wf
 from weft import nn
 from weft.models.attention import Caches
+from weft.precision import without_float8
 
 
 class Seq2Seq(nn.Module):
@@ -56,7 +57,8 @@ class Seq2Seq(nn.Module):
             memory_key_padding_mask=hidden,
             tgt_is_causal=True,
         )
-        y: wf.Tensor = self.head(decoded)
+        with without_float8():
+            y: wf.Tensor = self.head(decoded)
         return y
 
     def encode(self, source: wf.Tensor) -> tuple[wf.Tensor, wf.Tensor]:
@@ -73,7 +75,8 @@ class Seq2Seq(nn.Module):
         decoded, cache = self.transformer.decoder(
             x, memory, memory_key_padding_mask=hidden, cache=cache
         )
-        return self.head(decoded[:, -1]), cache
+        with without_float8():
+            return self.head(decoded[:, -1]), cache
 
     def _embed_tokens(self, table: nn.Module, tokens: wf.Tensor, start: Any = 0) -> Any:
         return self.dropout(self.positions(table(tokens) * math.sqrt(self.width), start))

@@ -22,6 +22,7 @@ from weft import nn
 from weft.models.configuration import refuse_uneven, refuse_unless, size_of
 from weft.models.encoder_layers import ProjectedAttention
 from weft.nn import functional as F  # noqa: N812
+from weft.precision import without_float8
 
 
 @dataclass(frozen=True)
@@ -158,4 +159,6 @@ class Whisper(nn.Module):
     def decode(self, tokens: wf.Tensor, sound: wf.Tensor) -> Any:
         """Logits of the next tokens, where the sound was encoded before."""
         decoder = self.model["decoder"]
-        return F.linear(decoder(tokens, sound), decoder.embed_tokens.weight)
+        decoded = decoder(tokens, sound)
+        with without_float8():
+            return F.linear(decoded, decoder.embed_tokens.weight)

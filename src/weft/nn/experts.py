@@ -26,6 +26,7 @@ from weft.collectives import all_to_all, axis_size
 from weft.nn import functional as F  # noqa: N812
 from weft.nn import init
 from weft.nn.module import Module, Parameter
+from weft.precision import without_float8
 
 __all__ = ["MixtureOfExperts", "Routing"]
 
@@ -116,7 +117,9 @@ class MixtureOfExperts(Module):
 
     def _choose(self, tokens: wf.Tensor) -> _Choice:
         """The experts of each token, best first, and their weights."""
-        probabilities = F.softmax(F.linear(tokens, self.router), axis=-1)  # [token, expert]
+        with without_float8():
+            scores = F.linear(tokens, self.router)
+        probabilities = F.softmax(scores, axis=-1)  # [token, expert]
         weights, experts = wf.topk(probabilities, self.k, axis=-1)
         if self.normalize:
             weights = weights / weights.sum(axis=-1, keepdims=True)

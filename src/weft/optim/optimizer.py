@@ -55,8 +55,8 @@ class Shared(TypedDict, total=False):
     accumulate: int
     """How many calls of `step` make one update, with the mean of their gradients."""
     precision: Any
-    """What `optimizer.mixed` computes in: "bfloat16", "float16" or None. With "float16" the loss
-    is scaled, and a step whose gradients overflow is skipped."""
+    """What `optimizer.mixed` computes in: "bfloat16", "float16", "float8" or None. With "float16"
+    the loss is scaled, and a step whose gradients overflow is skipped."""
 
 
 class Optimizer:

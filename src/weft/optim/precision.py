@@ -1,4 +1,4 @@
-"""Mixed precision: 16 bits in products, float32 in what is kept.
+"""Mixed precision: 16 or 8 bits in products, float32 in what is kept.
 
 `mixed(net, "bfloat16")` is the network inside of `wf.autocast`, with results widened on the way
 out; the parameters themselves, their gradients and the optimiser's state stay float32. `LossScale`
@@ -20,7 +20,7 @@ from typing import Any
 import weft as wf
 from weft.optim.clipping import Gradients
 
-PRECISIONS = ("float32", "bfloat16", "float16")
+PRECISIONS = ("float32", "bfloat16", "float16", "float8")
 
 
 def check_precision(op: str, precision: Any) -> str | None:
@@ -30,7 +30,7 @@ def check_precision(op: str, precision: Any) -> str | None:
         raise wf.ArgumentError(
             op,
             "unknown precision",
-            expected='"bfloat16", "float16" or None',
+            expected='"bfloat16", "float16", "float8" or None',
             got={"precision": precision},
             fix='precision="bfloat16"',
         )

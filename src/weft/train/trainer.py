@@ -51,16 +51,16 @@ class Trainer:
 
     Each step (forward, backward, update) is one compiled program, unless `compile=False`. What
     else can be said: `metrics` (objects, names or functions), `callbacks`, a `schedule` of the
-    learning rate, `precision` ("bfloat16" or "float16": model and loss run inside of `wf.autocast`,
-    for "float16" with a scaled loss), `accumulate` (batches to one update), `clip_norm`, `ema` (the
-    decay of an average of the weights, which is what is evaluated), `checkpoint_folder` with
-    `checkpoint_every` so many steps (else epochs) and `keep_last`, `seed`, `device` (the model is
-    moved there, and batches go where it is), `strategy` for the processes of `weft launch`:
-    "data" (each takes its part of a batch), "zero1" (and of the optimiser's state), "zero2" (and
-    of the gradients), "zero3" (and of the parameters), a `MeshStrategy`, a `PipelineStrategy`, or
-    "auto" (the fastest plan that fits); with `recover` the others go on after the loss of one, and
-    `distillation` lets it learn from another model (`Distillation`). A subclass may define
-    `objective` where the loss needs more than that.
+    learning rate, `precision` ("bfloat16", "float16" or "float8": model and loss run inside of
+    `wf.autocast`, for "float16" with a scaled loss), `accumulate` (batches to one update),
+    `clip_norm`, `ema` (the decay of an average of the weights, which is what is evaluated),
+    `checkpoint_folder` with `checkpoint_every` so many steps (else epochs) and `keep_last`, `seed`,
+    `device` (the model is moved there, and batches go where it is), `strategy` for the processes of
+    `weft launch`: "data" (each takes its part of a batch), "zero1" (and of the optimiser's state),
+    "zero2" (and of the gradients), "zero3" (and of the parameters), a `MeshStrategy`, a
+    `PipelineStrategy`, or "auto" (the fastest plan that fits); with `recover` the others go on
+    after the loss of one, and `distillation` lets it learn from another model (`Distillation`). A
+    subclass may define `objective` where the loss needs more than that.
 
     >>> import weft as wf
     >>> wf.random.seed(0)

@@ -48,14 +48,16 @@ from weft.compiler.targets.cuda.device_text import TextKernel
 from weft.compiler.targets.cuda.grouped_kernels import GroupedKernel
 from weft.compiler.targets.cuda.modules import Function, Module
 from weft.compiler.targets.cuda.products import binding as products
+from weft.compiler.targets.cuda.products import code_transposes
+from weft.compiler.targets.cuda.products.code_transposes import TransposeKernel
 from weft.compiler.targets.cuda.products.description import (
+    FLOAT8_PAIRS,
     INTEGER_PAIRS,
     Matrix,
     Operand,
     ProductKernel,
     Scalar,
     Vector,
-    dtype_bytes,
 )
 from weft.compiler.targets.cuda.ptx_writer import Pointer, TensorMap, WindowMap
 from weft.compiler.targets.cuda.recurrent import binding as recurrent
@@ -68,6 +70,7 @@ from weft.ir.loop_reference import run_reference
 from weft.ir.loops import Kernel
 from weft.ops.attention import attention as attention_primitive
 from weft.ops.attention import attention_gradient
+from weft.ops.float8 import FORMATS
 
 FENCE = 64
 """Bytes behind each piece of memory that must stay as they are."""
@@ -327,6 +330,8 @@ class HostCard(FakeLibrary):
                 addresses[parameter.name] = ctypes.c_uint64.from_address(table[place]).value
             else:
                 words[parameter.name] = ctypes.c_uint32.from_address(table[place]).value
+        if isinstance(kernel, TransposeKernel):
+            return lambda: run_transpose(self, addresses, words)
         if isinstance(kernel, CrossEntropyKernel):
             return lambda: run_softmax_gradient(self, kernel, addresses, words)
         if isinstance(kernel, AttentionKernel):
@@ -394,8 +399,9 @@ class HostCard(FakeLibrary):
         m, n, k, batch = (words.get(name, 1) for name in ("m", "n", "k", "batch"))
 
         def array(name: str, dtype: str, *shape: int) -> np.ndarray[Any, Any]:
-            kind = as_dtype("float32" if dtype == "tfloat32" else dtype).numpy
-            size = int(np.prod(shape)) * dtype_bytes(dtype)
+            known = FORMATS.get(dtype) or as_dtype("float32" if dtype == "tfloat32" else dtype)
+            kind = known.numpy
+            size = int(np.prod(shape)) * kind.itemsize
             return self.memory_at(addresses[name])[:size].view(kind).reshape(shape)
 
         def operand(each: Operand) -> np.ndarray[Any, Any]:
@@ -407,7 +413,8 @@ class HostCard(FakeLibrary):
 
         def launch() -> None:
             self.launched += 1
-            left, right = INTEGER_PAIRS.get(spec.dtype, (spec.dtype, spec.dtype))
+            pairs = INTEGER_PAIRS | FLOAT8_PAIRS
+            left, right = pairs.get(spec.dtype, (spec.dtype, spec.dtype))
             a = array("a", left, batch, *((k, m) if spec.transpose_a else (m, k)))
             b = array("b", right, batch, *((n, k) if spec.transpose_b else (k, n)))
             if spec.dtype == "tfloat32" and not kernel.plan.plain:
@@ -487,6 +494,17 @@ def _encoded_layout(place: int) -> Layout:
     words = (ctypes.c_uint64 * (2 * rank + 1)).from_address(place)
     sizes, strides = words[2 : 2 + rank], words[2 + rank : 2 * rank + 1]
     return tuple(reversed(sizes)), (*reversed(strides), 2)
+
+
+def run_transpose(card: HostCard, addresses: dict[str, int], words: dict[str, int]) -> None:
+    """What the kernel that transposes bytes does."""
+    card.launched += 1
+    rows, columns = words["rows"], words["columns"]
+    source, target = (
+        card.memory_at(addresses[name])[: rows * columns] for name in ("source", "target")
+    )
+    target[:] = source.reshape(rows, columns).T.reshape(-1)
+    card.check_fences()
 
 
 def run_softmax_gradient(
@@ -664,7 +682,8 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
         card.written[kernel.text.encode() + b"\0"] = kernel
         return load(binding, launch, kernel, *given, **named)
 
-    for module in (products, convolution, attention, cross_entropy, recurrent):
+    writers = (products, convolution, attention, cross_entropy, recurrent, code_transposes)
+    for module in writers:
         monkeypatch.setattr(module, "written_kernel_run", run)
 
     def load_text(kernel: TextKernel, place: device.Device) -> Function:

@@ -494,6 +494,7 @@ _WHOLE: dict[str, Callable[..., Array]] = {
     "lg2.approx.ftz.f32": np.log2,
     "fma.rn.f32": _fma,
     "not.pred": np.invert,
+    "prmt.b32": lambda x, y, chosen: _picked_bytes(x, y, chosen),
     "selp.f32": lambda yes, no, condition: np.where(condition, yes, no),
     "selp.b32": lambda yes, no, condition: np.where(condition, yes, no),
 }
@@ -505,6 +506,18 @@ _PARTS: dict[str, Callable[..., Array]] = {
     "setp.lt": np.less, "setp.le": np.less_equal, "setp.gt": np.greater, "setp.eq": np.equal,
     "setp.ge": np.greater_equal, "setp.ne": np.not_equal, "setp.neu": np.not_equal,
 }  # fmt: skip
+
+
+def _picked_bytes(x: Array, y: Array, chosen: Array) -> Array:
+    """Four of the bytes of two words, each named by four bits; the highest of them is no sign."""
+    both = y.astype(np.uint64) << np.uint64(32) | x.astype(np.uint64)
+    found = np.zeros(len(x), np.uint64)
+    for place in range(4):
+        number = chosen.astype(np.uint64) >> np.uint64(4 * place) & np.uint64(15)
+        assert (number < 8).all()
+        byte = both >> (number * np.uint64(8)) & np.uint64(255)
+        found |= byte << np.uint64(8 * place)
+    return found.astype(np.uint32)
 
 
 def _compute(word: str, rest: str) -> Callable[..., Array]:

@@ -121,6 +121,24 @@ def test_a_long_sum_in_two_kernels_is_the_sum(count: int) -> None:
     assert arrays[0][0] == pytest.approx(float((x.astype(np.float64) ** 2).sum()), rel=1e-6)
 
 
+@pytest.mark.parametrize("odd", [None, float("nan"), float("inf")])
+def test_a_long_extreme_in_two_kernels_is_the_extreme(odd: float | None) -> None:
+    count = 40_001
+    (lowered,) = program_of(lambda x: wf.max(wf.abs(x)), [wf.spec("float32", (count,))]).lowered
+    parts = split_kernel(lowered.kernel)
+    assert [schedule(each).kernel.parallel is not None for each in parts.kernels] == [True, False]
+    x = np.random.default_rng(0).normal(size=count).astype(np.float32)
+    x[35_000] = x[35_000] if odd is None else odd
+    between = [
+        np.zeros(evaluate(extent, {}), buffer.dtype.numpy) for buffer, extent in parts.between
+    ]
+    arrays = [np.zeros(1, np.float32), x, *between]
+    for kernel in parts.kernels:
+        verify_kernel(kernel)
+        run_reference(kernel, arrays, [])
+    np.testing.assert_array_equal(arrays[0], [np.abs(x).max()])
+
+
 def test_kernels_without_long_sums_stay_whole() -> None:
     for kernel in (shared.softmax(), shared.column_sums(), shared.moments()):
         assert split_kernel(kernel).kernels == (kernel,)

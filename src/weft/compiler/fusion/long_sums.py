@@ -55,7 +55,14 @@ def with_blocks(body: tuple[Statement, ...], in_vectors: bool = False) -> tuple[
 
 def _in_blocks(loop: Accumulate, in_vectors: bool) -> list[Statement]:
     block = SERIAL_BLOCK if in_vectors or has_loops(loop.body) else BLOCK
-    if not any(map(_is_rounded, loop.updates)) or _is_short(loop.extent, 2 * block):
+    if not any(map(_is_rounded, loop.updates)):
+        return [loop]
+    return divide_into_blocks(loop, block)
+
+
+def divide_into_blocks(loop: Accumulate, block: int = BLOCK) -> list[Statement]:
+    """A loop over blocks of one, and what is theirs together; itself where it has two or fewer."""
+    if _is_short(loop.extent, 2 * block):
         return [loop]
     outer = scalars.index(f"{loop.index.detail}.block")
     here = outer * block + loop.index

@@ -458,3 +458,7 @@ _NO_COMPLEX = "ONNX operators have no complex numbers"
 refuse("complex", _NO_COMPLEX)
 refuse("as_parts", _NO_COMPLEX)
 refuse("of_parts", _NO_COMPLEX)
+_FLOAT8 = "a block of float8 is for training: export what the model computes outside of it"
+refuse("float8_codes", _FLOAT8)
+refuse("float8_numbers", _FLOAT8)
+refuse("float8_scale", _FLOAT8)

@@ -33,6 +33,12 @@ _same_value("stop_gradient")
 _same_value("barrier")
 _same_value("transfer")
 _same_value("shard")
+_same_value("rounding_cotangent")
+
+
+@rule("straight_through")
+def _straight_through(writer: Writer, node: Any, x: str, y: str) -> str:
+    return y
 
 
 @rule("reshape")

@@ -23,12 +23,13 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from weft.core.dtypes import BY_NUMPY, DType, float32
+from weft.core.dtypes import BY_NUMPY, DType, bfloat16, float32
 from weft.core.wrong_calls import RECALLS
-from weft.ir.autocast import AUTOCAST
+from weft.ir.autocast import AUTOCAST, FLOAT8, carried_dtype
 from weft.ir.eager import unit_like
 from weft.ir.tensor import Tensor
-from weft.ops import elementary, special
+from weft.ops import elementary, float8, special
+from weft.ops.arithmetic import add
 from weft.ops.composed import (
     attention,
     convolutions,
@@ -40,7 +41,7 @@ from weft.ops.composed import (
     segments,
     statistics,
 )
-from weft.ops.operands import convert_to
+from weft.ops.operands import as_tensor, convert_to
 
 __all__ = [
     "average", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
@@ -60,6 +61,7 @@ class Row(Enum):
     """A row of the table: what a function's floating-point arguments are cast to."""
 
     LOW = "the dtype of the block, where at least two tensors meet"
+    LOWEST = "as products; in float8 where the block is of it and both features are multiples of 16"
     FULL = "float32, from 16 bits"
     OWN = "nothing: it computes in the widest dtype of its arguments, whatever it is made of"
 
@@ -67,11 +69,12 @@ class Row(Enum):
 _ROWS: dict[Row, tuple[str, ...]] = {
     Row.LOW: (
         # Products, which are most of the work, and sum in float32 whatever their operands are.
-        "matmul", "einsum", "tensordot", "vecdot", "inner", "multi_dot", "linear", "bilinear",
+        "matmul", "einsum", "tensordot", "vecdot", "inner", "multi_dot", "bilinear",
         "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
         "scaled_dot_product_attention",
         "rnn_cell", "lstm_cell", "gru_cell", "recurrent_layer",
     ),
+    Row.LOWEST: ("linear",),
     Row.FULL: (
         # What leaves the range of float16, or needs more than the 8 bits of bfloat16's digits.
         "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "logaddexp", "logit", "pow",
@@ -100,10 +103,15 @@ TABLE: dict[str, Row] = {name: row for row, names in _ROWS.items() for name in n
 """The row of each function that stands in the table; all others are as those of `Row.OWN`."""
 
 
+FLOAT8_UNIT = 16
+"""What both features of a weight are a multiple of in float8: rows are then whole 16 bytes."""
+
+
 def follow_table(f: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """The function, which inside of `autocast` casts as its row of the table says.
 
-    A unit stays one: it is compiled with its casts.
+    A unit stays one: it is compiled with its casts. One in the row of float8 takes what it
+    multiplies first, and a third operand that is added.
     """
     casting = unit_like(f, _cast_and_call(getattr(f, "__wrapped__", f), TABLE[f.__name__]))
     function = wraps(f)(_switch_by_block(f, casting))
@@ -118,13 +126,40 @@ def _cast_and_call(f: Callable[..., Any], row: Row) -> Callable[..., Any]:
         dtype = AUTOCAST.get()
         AUTOCAST.set(None)
         try:
-            if row is not Row.OWN and dtype is not None:
-                args, kwargs = _cast_arguments(row, dtype, args, kwargs)
+            if row is Row.LOWEST and dtype is FLOAT8:
+                return _call_in_float8(f, *args, **kwargs)
+            low = carried_dtype(dtype)
+            if row is not Row.OWN and low is not None:
+                args, kwargs = _cast_arguments(row, low, args, kwargs)
             return f(*args, **kwargs)
         finally:
             AUTOCAST.set(dtype)
 
     return cast_and_call
+
+
+def _call_in_float8(f: Callable[..., Any], x: Any, weight: Any, bias: Any = None) -> Any:
+    """A linear function of operands that are rounded to 8 bits, as the cotangent of its product is.
+
+    The bias meets neither, so its gradient is the sum of what was not rounded.
+    """
+    operands = x, weight
+    if not _takes_float8(operands):
+        (x, weight, bias), _ = _cast_arguments(Row.LOW, bfloat16, (x, weight, bias), {})
+        return f(x, weight, bias)
+    tensors = [as_tensor(f.__name__, each) for each in operands]
+    rounded = [float8.round_to_float8(each, float8.E4M3) for each in tensors]
+    product = float8.round_cotangent(f(*rounded), float8.E5M2)
+    return product if bias is None else add(product, _cast(bias, 32, bfloat16))
+
+
+def _takes_float8(operands: tuple[Any, Any]) -> bool:
+    """Whether both are real and narrow, and the weight is whole rows of 16 codes either way."""
+    dtypes = [_dtype_of(each) for each in operands]
+    is_narrow = all(each is not None and each.is_floating and each.bits <= 32 for each in dtypes)
+    features = getattr(operands[1], "shape", ())
+    is_whole = all(isinstance(each, int) and each % FLOAT8_UNIT == 0 for each in features)
+    return is_narrow and is_whole and len(features) == 2
 
 
 def _switch_by_block(plain: Callable[..., Any], casting: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,9 +186,9 @@ def _cast_arguments(
     row: Row, dtype: DType, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     found = [*_float_dtypes((args, tuple(kwargs.values())))]
-    if row is Row.LOW and (len(found) < 2 or any(kind.bits > 32 for kind in found)):
+    if row in (Row.LOW, Row.LOWEST) and (len(found) < 2 or any(kind.bits > 32 for kind in found)):
         return args, kwargs
-    bits, wanted = (32, dtype) if row is Row.LOW else (16, float32)
+    bits, wanted = (16, float32) if row is Row.FULL else (32, dtype)
     named = {name: _cast(value, bits, wanted) for name, value in kwargs.items()}
     return _cast(args, bits, wanted), named
 

@@ -36,6 +36,7 @@ from weft.ir.rewriting import RuleSet
 from weft.ir.tensor import Tensor
 from weft.ops.arithmetic import complex_, conj, imag, real
 from weft.ops.conversion import bits_as, convert
+from weft.ops.float8 import E5M2, rounding_cotangent, straight_through
 from weft.ops.identity import stopped
 
 __all__ = ["convert_less"]
@@ -53,6 +54,18 @@ _DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 @convert_less.rule(lambda x: apply(stopped, x))
 def go_on(x: Tensor) -> Tensor:
     """stop_gradient(x) = x, once all derivatives are taken."""
+    return x
+
+
+@convert_less.rule(lambda x, y: apply(straight_through, x, y))
+def go_straight(x: Tensor, y: Tensor) -> Tensor:
+    """straight_through(x, y) = y, once all derivatives are taken."""
+    return y
+
+
+@convert_less.rule(lambda x, format=E5M2: apply(rounding_cotangent, x, format=format))
+def go_on_without_rounding(x: Tensor, format: str) -> Tensor:
+    """rounding_cotangent(x) = x, once all derivatives are taken."""
     return x
 
 

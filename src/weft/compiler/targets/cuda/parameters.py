@@ -26,9 +26,9 @@ from weft.core.once import made_once
 from weft.core.records import frozen
 
 Array = np.ndarray[Any, Any]
-_MAP_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9, "tfloat32": 11}
+_MAP_TYPES = {"uint8": 0, "float16": 6, "float32": 7, "bfloat16": 9, "tfloat32": 11}
 """What the driver calls the dtypes of tensor maps."""
-_ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "tfloat32": 4}
+_ITEM_BYTES = {"uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "tfloat32": 4}
 _MAP_BYTES, _MAP_ALIGNMENT = 128, 64
 _NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_128, _ZEROS_OUTSIDE = 0, 3, 2, 0
 COUNTERS = 8 << 20

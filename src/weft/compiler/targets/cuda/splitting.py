@@ -1,6 +1,7 @@
 """Long sums over the whole card: one launch for the blocks of a sum, one for their results.
 
-`weft.compiler.fusion.long_sums` writes a long sum as a loop over blocks. Where no loop around it is
+`weft.compiler.fusion.long_sums` writes a long sum as a loop over blocks, and what else is reduced
+is divided here in the same way: any order gives the same extreme. Where no loop around it is
 parallel, one team would run all of them. Here the blocks become the iterations of a parallel loop,
 which store their results, and a second kernel combines these; where blocks begin, and the order of
 everything, depends on the extent only.
@@ -31,7 +32,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.compiler.fusion.long_sums import substitute_scalars
+from weft.compiler.fusion.long_sums import divide_into_blocks, substitute_scalars
 from weft.compiler.targets.cuda.merging import merge_accumulations, unroll_sums
 from weft.compiler.targets.cuda.schedule import schedule
 from weft.core.records import frozen
@@ -74,7 +75,7 @@ def split_kernel(kernel: Kernel) -> Split:
     body: list[Statement] = []
     blocks: list[For] = []
     between: list[tuple[Buffer, Scalar]] = []
-    for statement in kernel.body:
+    for statement in _with_blocks_of_extremes(kernel.body):
         if not isinstance(statement, Accumulate) or not _is_apart(statement, kernel):
             body.append(statement)
             continue
@@ -94,6 +95,15 @@ def split_kernel(kernel: Kernel) -> Split:
     ]
     last = replace(kernel, buffers=buffers, body=tuple(body))
     return Split((*first, last), tuple(between))
+
+
+def _with_blocks_of_extremes(body: tuple[Statement, ...]) -> list[Statement]:
+    """Statements with every long reduction in blocks: sums are already, for their error's sake."""
+    made: list[Statement] = []
+    for statement in body:
+        is_whole = isinstance(statement, Accumulate) and not has_loops(statement.body)
+        made += divide_into_blocks(statement) if is_whole else [statement]  # type: ignore[arg-type]
+    return made
 
 
 def _with_whole_rows(body: tuple[Statement, ...]) -> tuple[Statement, ...]:

@@ -57,6 +57,11 @@ from weft.compiler.targets.cuda.products.binding import (
     is_product,
     product_launch,
 )
+from weft.compiler.targets.cuda.products.code_transposes import (
+    is_transposed_codes,
+    transposed_codes_launch,
+)
+from weft.compiler.targets.cuda.products.float8 import arrange_codes
 from weft.compiler.targets.cuda.products.fusing import fuse_epilogues
 from weft.compiler.targets.cuda.scans import is_running, running_launch
 from weft.compiler.targets.cuda.sorting import is_sorting, sort_launch
@@ -131,7 +136,9 @@ HOPPER_PASSES = (
         fuse_cross_entropy,
         "when picks need no softmax: logits are read once, and their gradient written",
     ),
-    *PASSES[1:],
+    *PASSES[1:-1],
+    Pass("float8 products", arrange_codes, "on products as they are: codes as kernels read them"),
+    PASSES[-1],
     Pass("head views", view_heads, "on attention as it is: heads are read where they lie"),
     Pass("epilogues", fuse_epilogues, "on products as kernels take them: what follows them"),
 )
@@ -175,7 +182,7 @@ class CudaTarget:
         for_all = (is_sorting, is_running, is_ordered_scatter, is_exact_attention)
         if any(is_one(node) for is_one in for_all):
             return True
-        for_hopper = (is_attention, is_viewed, is_cross_entropy)
+        for_hopper = (is_attention, is_viewed, is_cross_entropy, is_transposed_codes)
         if has_warpgroup_products(self.ordinal) and any(is_one(node) for is_one in for_hopper):
             return True
         kinds = (is_product, is_pooling_gradient, self._is_convolution)
@@ -204,6 +211,8 @@ class CudaTarget:
             return [viewed_launch(node)]
         if is_cross_entropy(node):
             return [cross_entropy_launch(node)]
+        if is_transposed_codes(node):
+            return [transposed_codes_launch(node)]
         return [attention_launch(node) if is_attention(node) else product_launch(node)]
 
     def _has_products(self) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from weft.compiler.targets.cuda.products.description import FLOAT8_PAIRS
 from weft.compiler.targets.cuda.ptx_writer import Kernel, Operand, Value, at, braces
 from weft.core.records import frozen
 
@@ -28,7 +29,9 @@ ATOM_BYTES = 8 * ROW_BYTES
 # Swizzle of 128 bytes; atoms that follow along the rows' other axis are 1,024 bytes apart.
 _DESCRIPTOR = (1 << 62) | ((ATOM_BYTES >> 4) << 32)
 # Instructions spell the operands' types, and how far one instruction goes along the summed axis.
-_PRODUCT_TYPES = {"bfloat16": ("bf16", 16), "float16": ("f16", 16), "tfloat32": ("tf32", 8)}
+_PRODUCT_TYPES = {
+    "bfloat16": ("bf16.bf16", 16), "float16": ("f16.f16", 16), "tfloat32": ("tf32.tf32", 8),
+} | {pair: (".".join(formats), 32) for pair, formats in FLOAT8_PAIRS.items()}  # fmt: skip
 _PAIR_TYPES = {"bfloat16": "bf16x2", "float16": "f16x2"}
 
 
@@ -203,8 +206,9 @@ def warpgroup_product(
 ) -> None:
     """One product of a warpgroup: 64 rows, as many columns as there are accumulators for.
 
-    `a` is a descriptor or four registers of pairs; `adds` is the predicate that the product is
-    added to the accumulators instead of replacing them; `across` says which operands are read
+    `dtype` is that of both operands, or a pair of 8-bit floats, which are read along their rows
+    alone. `a` is a descriptor or four registers of pairs; `adds` is the predicate that the product
+    is added to the accumulators instead of replacing them; `across` says which operands are read
     across their rows in shared memory.
     """
     spelled, depth = _PRODUCT_TYPES[dtype]
@@ -214,7 +218,7 @@ def warpgroup_product(
     if depth == 16:
         scales += [int(across[1])] if not isinstance(a, Value) else [int(side) for side in across]
     kernel.do(
-        f"wgmma.mma_async.sync.aligned.m64n{columns}k{depth}.f32.{spelled}.{spelled}",
+        f"wgmma.mma_async.sync.aligned.m64n{columns}k{depth}.f32.{spelled}",
         braces(accumulators),
         left,
         b,

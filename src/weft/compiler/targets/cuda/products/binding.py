@@ -138,7 +138,7 @@ def _fused_launch(node: GraphNode) -> Launch:
     fused = describe_fused(graph)
     turns = ["t" if turned else "n" for turned in fused.form.turned]
     digest = sha256(str(graph).encode()).hexdigest()[:16]
-    symbol = "product", _multiplied_as(fused.form), *turns, digest
+    symbol = "product", fused.pair or _multiplied_as(fused.form), *turns, digest
     return Launch(
         Kind.PRODUCT, f"dot+{len(graph.nodes) - 1}", symbol,
         (*node.operands, *node.results), node.results, fused.form.numbers, one, one,
@@ -209,16 +209,10 @@ def _named_values(product: Launch) -> tuple[dict[str, Value], Fused | None]:
     if product.computes is None:
         return dict(zip(("a", "b", "out"), product.values, strict=True)), None
     graph, fused = product.computes, describe_fused(product.computes)
-    [node] = [each for each in graph.nodes if each.primitive is dot]
-    places = {variable: place for place, variable in enumerate(graph.inputs)}
-    given = product.values[: len(places)]
-    values = {
-        name: given[places[atom]]
-        for name, atom in zip(("a", "b"), node.operands, strict=True)
-        if isinstance(atom, Variable)
-    }
+    given = product.values[: len(graph.inputs)]
+    values = {name: given[place] for name, place in zip(("a", "b"), fused.factors, strict=True)}
     values |= {name: given[place] for place, name in fused.names}
-    return values | dict(zip(fused.stored, product.values[len(places) :], strict=True)), fused
+    return values | dict(zip(fused.stored, product.values[len(given) :], strict=True)), fused
 
 
 @lru_cache(maxsize=4096)

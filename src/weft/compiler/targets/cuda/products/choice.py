@@ -24,6 +24,7 @@ from weft.compiler.targets.cuda.products.cluster_products import (
     takes_clusters,
 )
 from weft.compiler.targets.cuda.products.description import (
+    FLOAT8_PAIRS,
     INTEGER_PAIRS,
     Apply,
     Combine,
@@ -56,6 +57,8 @@ __all__ = [
 
 _SHARED_BYTES = 227 * 1024  # of a block on Hopper
 _TILES = ((128, 256), (192, 192), (128, 192), (128, 128), (128, 64), (64, 256), (64, 128), (64, 64))
+_FLOAT8_TILES = ((128, 192), (128, 128), (128, 64), (64, 128), (64, 64))
+"""Tiles whose sums find room in registers twice: in float32, and of one step."""
 _MOST_STAGES = 8
 _START_CYCLES = 3500
 _SHORTEST_STEP = 200
@@ -82,7 +85,7 @@ A cluster lies in one group of multiprocessors, and groups of one kind of card d
 room for 39, 30, 22, 17, 15 and 15 clusters of 3 to 8. One cluster more than there is room for takes
 twice the time, and the plan must not depend on which card of a kind it is.
 """
-_DTYPES = ("bfloat16", "float16", "float32", "tfloat32", "int32", *INTEGER_PAIRS)
+_DTYPES = ("bfloat16", "float16", "float32", "tfloat32", "int32", *INTEGER_PAIRS, *FLOAT8_PAIRS)
 
 
 @frozen(slots=False)
@@ -136,22 +139,23 @@ def best_plan(
     if not has_warpgroups or not _takes_tensor_cores(spec):
         shared = list(_cluster_plans(sizes, multiprocessors, has_clusters=has_warpgroups))
         return _plain_plan(spec, sizes, multiprocessors, shared if takes_clusters(spec) else [])
+    is_float8 = spec.dtype in FLOAT8_PAIRS
     plans = [
         with_most_stages(spec, Plan(*tile, stages=0, split=split))
-        for tile in _TILES
+        for tile in (_FLOAT8_TILES if is_float8 else _TILES)
         for split in ((False, True) if is_even else (False,))
         if not split or _tile_parts(spec, Plan(*tile, stages=0), sizes, multiprocessors) > 1
     ]
-    if is_even:
+    if is_even and not is_float8:
         plans.append(with_most_stages(spec, Plan(128, 128, stages=0, alternate=True)))
     return min(plans, key=lambda plan: estimated_cycles(spec, plan, sizes, multiprocessors))
 
 
 def _takes_tensor_cores(spec: ProductSpec) -> bool:
-    """Copies need rows of whole 16 bytes; tfloat32 is multiplied along rows alone."""
+    """Copies need rows of whole 16 bytes; all but 16-bit floats are multiplied along rows alone."""
     if spec.dtype == "float32" or not spec.aligned:
         return False
-    return spec.dtype != "tfloat32" or (not spec.transpose_a and spec.transpose_b)
+    return dtype_bytes(spec.dtype) == 2 or (not spec.transpose_a and spec.transpose_b)
 
 
 def _plain_plan(

@@ -17,11 +17,12 @@ from typing import Any, Self
 from weft.compiler.targets.cuda.ptx_writer import Kernel, Parameter
 from weft.core.records import frozen
 from weft.ir.scalars import Scalar as Expression
+from weft.ops.float8 import FORMATS
 
 __all__ = [
-    "INTEGER_PAIRS", "Apply", "Combine", "Compute", "Constant", "Keep", "Matrix", "Operand", "Plan",
-    "ProductKernel", "ProductSpec", "Scalar", "Sizes", "Step", "Sum", "Vector", "dtype_bytes",
-    "operands_of",
+    "FLOAT8_PAIRS", "INTEGER_PAIRS", "Apply", "Combine", "Compute", "Constant", "Keep", "Matrix",
+    "Operand", "Plan", "ProductKernel", "ProductSpec", "Scalar", "Sizes", "Step", "Sum", "Vector",
+    "dtype_bytes", "operands_of",
 ]  # fmt: skip
 
 
@@ -33,10 +34,13 @@ INTEGER_PAIRS = {
 }
 """The 8-bit integers that are multiplied with sums of int32: the name of a pair, and its dtypes."""
 
+FLOAT8_PAIRS = {f"{left} by {right}": (left, right) for left in FORMATS for right in FORMATS}
+"""The 8-bit floats whose codes are multiplied with sums of float32, likewise."""
+
 
 def dtype_bytes(dtype: str) -> int:
     """How many bytes an element of an operand takes."""
-    if dtype in INTEGER_PAIRS:
+    if dtype in INTEGER_PAIRS or dtype in FLOAT8_PAIRS:
         return 1
     return {"float32": 4, "tfloat32": 4, "int32": 4}.get(dtype, 2)
 
@@ -133,10 +137,10 @@ class ProductSpec:
     """C = A B with an epilogue; sums are of float32.
 
     `a` is stored as [m, k], or [k, m] where it is transposed; `b` as [k, n], or [n, k]. `dtype` is
-    that of both operands, or a pair of 8-bit integers; `tfloat32` is float32 rounded to eleven
-    bits. `aligned` says that each row of both operands starts at a multiple of 16 bytes and is a
-    whole number of 16 bytes long, `aligned_output` that rows of the results and of the epilogue's
-    matrices are.
+    that of both operands, or a pair of 8-bit integers or floats; `tfloat32` is float32 rounded to
+    eleven bits. `aligned` says that each row of both operands starts at a multiple of 16 bytes and
+    is a whole number of 16 bytes long, `aligned_output` that rows of the results and of the
+    epilogue's matrices are.
     """
 
     dtype: str

@@ -26,6 +26,7 @@ from weft.compiler.targets.cuda.products.description import (
     Vector,
 )
 from weft.compiler.targets.cuda.products.expressions import expand_expression, instruction_count
+from weft.compiler.targets.cuda.products.float8 import decoders_of
 from weft.core.dtypes import DType, bfloat16, float16, float32
 from weft.core.errors import Unsupported
 from weft.core.records import frozen
@@ -57,11 +58,15 @@ MOST_MATRICES = 2
 class Fused:
     """What a kernel does behind a product.
 
-    `names` are the operands that steps read, by the position of the graph's input. `stored` are the
-    names of the graph's outputs, in their order; the last that is no sum is `out`.
+    `factors` are the positions of the graph's inputs that are multiplied; `pair` names their
+    formats where they are codes of 8-bit floats. `names` are the operands that steps read, by
+    position, too. `stored` are the names of the graph's outputs, in their order; the last that is
+    no sum is `out`.
     """
 
     form: Product
+    factors: tuple[int, int]
+    pair: str
     steps: tuple[Step, ...]
     names: tuple[tuple[int, str], ...]
     stored: tuple[str, ...]
@@ -107,12 +112,16 @@ class _Description:
         form = form_of(self.product)
         if form is None or form.dtype not in MULTIPLIED:
             raise Unsupported("the product has no kernel of its own")
-        if not all(isinstance(factor, Variable) for factor in self.product.operands):
-            raise Unsupported("a factor is a constant, which has a place in the whole plan only")
         self.form = form
         self.makers = {result: node for node in graph.nodes for result in node.results}
         self.value = self.product.results[0]
         self.positions = {variable: k for k, variable in enumerate(graph.inputs)}
+        self.decoders = decoders_of(self.product, self.makers) or ()
+        factors = [node.operands[0] for node in self.decoders] or self.product.operands
+        given = [self.positions[atom] for atom in factors if atom in self.positions]
+        if len(given) != len(factors):
+            raise Unsupported("a factor is a constant, which has a place in the whole plan only")
+        self.factors = given[0], given[1]
 
     def describe(self) -> Fused:
         """The product and its steps; `Unsupported` where the kernel has none for them."""
@@ -122,8 +131,8 @@ class _Description:
         if not 1 <= len(matrices) <= 2 or len(sums) > 1:
             raise Unsupported(f"{len(matrices)} matrices and {len(sums)} sums are stored")
         out = matrices[-1]
-        steps: list[Step] = []
         operands: dict[str, int] = {}
+        steps: list[Step] = self._scaling(operands)
         names = dict.fromkeys(matrices, "kept") | {out: "out"} | dict.fromkeys(sums, "sums")
         start: dict[Atom, scalars.Scalar] = {self.value: scalars.local("x", self.value.type.dtype)}
         for target in matrices:
@@ -141,7 +150,22 @@ class _Description:
         stored = tuple(names[each] for each in self.graph.outputs)
         read = tuple((position, name) for name, position in operands.items())
         self._check_cost(steps)
-        return Fused(self.form, tuple(steps), read, stored, out.type.dtype)
+        pair = " by ".join([node.params["format"] for node in self.decoders])
+        return Fused(self.form, self.factors, pair, tuple(steps), read, stored, out.type.dtype)
+
+    def _scaling(self, operands: dict[str, int]) -> list[Step]:
+        """The step from sums of products of codes to those of numbers.
+
+        Scales are powers of two, and together they may leave float32 where the result does not: so
+        the smaller one comes first.
+        """
+        if not self.decoders:
+            return []
+        read: dict[str, Scalar | Vector | Matrix] = {}
+        left, right = [self._leaf(node.operands[1], read, operands) for node in self.decoders]
+        x = scalars.local("x", float32)
+        scaled = x * scalars.minimum(left, right) * scalars.maximum(left, right)
+        return [Compute(expand_expression(scaled), tuple(read.values()))]
 
     # --- checks -----------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from weft.compiler.fusion.aliases import shares_memory
 from weft.compiler.fusion.grouping import is_reduction
 from weft.compiler.lowering.matrix_products import form_of
+from weft.compiler.targets.cuda.products.float8 import decoders_of
 from weft.compiler.targets.cuda.products.fused import (
     MULTIPLIED,
     ROWS_OF_SUM,
@@ -36,6 +37,7 @@ from weft.ir.walking import Tally, without_dead_nodes
 from weft.ops.contraction import dot
 from weft.ops.control_call import call
 from weft.ops.conversion import convert
+from weft.ops.float8 import float8_codes
 from weft.ops.movement import reshape
 from weft.ops.reduction import reduce_sum
 
@@ -95,7 +97,16 @@ class _Work:
             ):
                 self.fused += 1
                 return True
-        return False
+        return self._fuse_codes(product)
+
+    def _fuse_codes(self, product: GraphNode) -> bool:
+        """Make a product of codes one node, with nothing that follows it."""
+        if decoders_of(product, self.makers) is None:
+            return False
+        alone = _Cut((), None, product.results[0])
+        done = any(self._replace(product, alone, with_sums=each) for each in (True, False))
+        self.fused += done
+        return done
 
     # --- what may be fused ------------------------------------------------------------------------
 
@@ -141,6 +152,8 @@ class _Work:
             if shares_memory(node):
                 if self._is_stored(node.results[0]):
                     return True
+            elif node.primitive is float8_codes:
+                return True  # of a scale that all of the value is read for
             elif not (is_elementwise(node) or is_reduction(node) or _is_movement(node)):
                 return True
         return False
@@ -240,7 +253,7 @@ class _Work:
         sums = list(self._sums(cut.last)) if with_sums else []
         if with_sums and (not sums or not _makes_sums(product)):
             return False
-        inner = [product, *cut.nodes]
+        inner = [*(decoders_of(product, self.makers) or ()), product, *cut.nodes]
         made = {result for node in inner for result in node.results}
         kept = [] if cut.kept is None else [cut.kept]
         operands = list(dict.fromkeys(

@@ -4,6 +4,10 @@ A block holds `stages` parts of the operands: `tile_m` rows of A and `tile_n` of
 summed axis each. The producer, one thread, starts bulk copies into stages that are empty; consumers
 wait for full stages and multiply them, each its 64 rows of the tile. The grid stays: a block goes
 from tile to tile, and copies of the next tile run beside the epilogue of this one.
+
+Sums of products of 8-bit floats keep 13 bits behind the point while instructions add to them. So
+each step's sums begin at zero, and are added to the tile's as float32, which have registers of
+their own: 128 terms are summed in fewer bits, and no more.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from weft.compiler.targets.cuda.products.description import (
+    FLOAT8_PAIRS,
     Plan,
     ProductKernel,
     ProductSpec,
@@ -116,6 +121,7 @@ class ProductWriter:
         self.layout = EpilogueLayout(spec, plan)
         self.memory = _Memory.from_plan(spec, plan)
         self.row_elements = ROW_BYTES // dtype_bytes(spec.dtype)
+        self.promotes = spec.dtype in FLOAT8_PAIRS
         threads = 128 * plan.consumers + (128 if plan.consumers > 1 else 32)
         self.kernel = Kernel(self.name, self.parameter_list(), threads)
 
@@ -128,11 +134,12 @@ class ProductWriter:
         box_b = (row, plan.tile_n) if spec.transpose_b else (64, row)
         axes_a = ("m", "k") if spec.transpose_a else ("k", "m")
         axes_b = ("k", "n") if spec.transpose_b else ("n", "k")
+        dtype = "uint8" if self.promotes else spec.dtype
         sizes = ["m", "n", "k", *last, *(["parts", "run"] if plan.split else [])]
         shared = [Pointer("workspace"), Pointer("counters")] if plan.split else []
         return [
-            TensorMap("a", spec.dtype, axes_a + last, box_a + one),
-            TensorMap("b", spec.dtype, axes_b + last, box_b + one),
+            TensorMap("a", dtype, axes_a + last, box_a + one),
+            TensorMap("b", dtype, axes_b + last, box_b + one),
             *self.layout.parameters,
             *map(Word, sizes),
             *shared,
@@ -300,6 +307,7 @@ class ProductWriter:
         self.true = self.warpgroup.equals(self.warpgroup)
         count = plan.blocks_of_rows * plan.tile_n // 2
         self.sums = kernel.registers("f32", "sum", count)
+        self.step_sums = kernel.registers("f32", "step_sum", count) if self.promotes else self.sums
         self.place = Thread.of_number(kernel, self.thread)
         self.barrier = self.warpgroup + 1
         places = (
@@ -322,7 +330,10 @@ class ProductWriter:
         row = unit.row if self.plan.alternate else unit.row + self.warpgroup * 64
         tile = Tile(row, unit.column, unit.batch, unit.number_n)
         self.epilogue.begin(tile)
-        self._multiply(unit)
+        if self.promotes:
+            self._multiply_and_promote(unit)
+        else:
+            self._multiply(unit)
         if not self.plan.split:
             each = self.plan.tile_n // 2
             self.epilogue.finish(tile, self.sums[:each])
@@ -364,6 +375,29 @@ class ProductWriter:
         kernel.do("wgmma.wait_group.sync.aligned 0")
         kernel.do("mbarrier.arrive.shared::cta.b64", "_", at(previous), when=lane_leads)
 
+    def _multiply_and_promote(self, unit: Unit) -> None:
+        """The sums of a unit, each step's by themselves and then in float32.
+
+        While one consumer adds, the others' products run.
+        """
+        kernel, ring = self.kernel, self.ring
+        for value in self.sums:
+            kernel.assign(value, 0.0)
+        step = kernel.variable("u32", 0, "step")
+        with kernel.loop("multiply") as loop:
+            loop.stop_if(step >= unit.count)
+            empty = ring.wait_full()
+            kernel.do("wgmma.fence.sync.aligned")
+            self._multiply_stage(~self.true)
+            kernel.do("wgmma.commit_group.sync.aligned")
+            kernel.do("wgmma.wait_group.sync.aligned 0")
+            leads = self.place.lane.equals(0)
+            kernel.do("mbarrier.arrive.shared::cta.b64", "_", at(empty), when=leads)
+            for value, part in zip(self.sums, self.step_sums, strict=True):
+                kernel.do("add.f32", value, value, part)
+            ring.advance()
+            kernel.assign(step, step + 1)
+
     def _multiply_stage(self, adds: Value) -> None:
         kernel, plan, spec = self.kernel, self.plan, self.spec
         across = (spec.transpose_a, not spec.transpose_b)
@@ -382,7 +416,7 @@ class ProductWriter:
             condition = self.true if number else adds
             each = plan.tile_n // 2
             for block in range(plan.blocks_of_rows):
-                sums = self.sums[each * block : each * (block + 1)]
+                sums = self.step_sums[each * block : each * (block + 1)]
                 rows = left + ((part * block) >> 4) if block else left
                 warpgroup_product(kernel, sums, rows, right, condition, spec.dtype, across)
 

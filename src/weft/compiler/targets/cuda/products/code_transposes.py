@@ -1,0 +1,163 @@
+"""Matrices of bytes with rows and columns exchanged: codes lie along the summed axis.
+
+A loop reads a byte here and a byte there, each from a sector of its own. Here a warp takes 16 rows
+of 128 bytes as words, each row at once; a lane holds four columns of them, exchanges bytes of four
+words by `prmt`, and stores four rows of 16 bytes. Warps side by side store side by side.
+
+>>> import weft as wf
+>>> graph = wf.ir.trace(lambda x: x.T, wf.spec("uint8", (64, 40)))
+>>> [node] = transposed_codes(graph.nodes[0])
+>>> is_transposed_codes(node), matrix_of(node.params["graph"].nodes[0])
+(True, (64, 40))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import field
+from functools import cache
+
+from weft.compiler.plan.launch import Kind, Launch, no_numbers, one
+from weft.compiler.targets.cuda.binding import Binding, Run, binder
+from weft.compiler.targets.cuda.parameters import written_kernel_run
+from weft.compiler.targets.cuda.ptx_writer import (
+    Kernel,
+    Parameter,
+    Pointer,
+    Value,
+    Word,
+    at,
+    braces,
+)
+from weft.core.dtypes import uint8
+from weft.core.records import frozen
+from weft.core.shapes import size
+from weft.ir.graph import Graph, GraphNode, Variable
+from weft.ops.control_call import call
+from weft.ops.movement import transpose
+
+__all__ = [
+    "TransposeKernel", "is_transposed_codes", "transpose_blocks", "transpose_kernel",
+    "transposed_codes", "transposed_codes_launch",
+]  # fmt: skip
+
+_NAME = "transposed codes"
+_THREADS = 256
+_WARPS = _THREADS // 32
+_ROWS = 16  # of a warp: what a lane stores at once
+_COLUMNS = 128  # of a warp: a word for each lane
+_WORD = 4
+_MOST_BYTES = 1 << 32
+"""Of a matrix, so that places in it are words."""
+
+
+def matrix_of(node: GraphNode) -> tuple[int, int] | None:
+    """The rows and columns that a node exchanges; None where there is no kernel for them."""
+    if node.primitive is not transpose or node.operands[0].type.dtype is not uint8:
+        return None
+    order, shape = node.params["order"], node.operands[0].type.shape
+    first = order[0]
+    if first == 0 or tuple(order) != (*range(first, len(order)), *range(first)):
+        return None
+    rows, columns = size(shape[:first]), size(shape[first:])
+    if not isinstance(rows, int) or not isinstance(columns, int):
+        return None
+    is_whole = rows % _ROWS == 0 and columns % _WORD == 0
+    return (rows, columns) if is_whole and 0 < rows * columns < _MOST_BYTES else None
+
+
+def transposed_codes(node: GraphNode) -> list[GraphNode]:
+    """A transpose as a call that the kernel answers; itself where there is none for it."""
+    if matrix_of(node) is None:
+        return [node]
+    given, result = Variable(node.operands[0].type), Variable(node.results[0].type)
+    inner = GraphNode(transpose, (given,), node.params, (result,), node.location)
+    graph = Graph((given,), (inner,), (result,), _NAME)
+    return [GraphNode(call, node.operands, {"graph": graph}, node.results, node.location)]
+
+
+def is_transposed_codes(node: GraphNode) -> bool:
+    """Whether a node is such a call."""
+    return node.primitive is call and node.params["graph"].name == _NAME
+
+
+def transposed_codes_launch(node: GraphNode) -> Launch:
+    """The launch of such a call."""
+    return Launch(
+        Kind.LOOP, _NAME, ("transposed_codes",), (*node.operands, *node.results), node.results,
+        no_numbers, one, one, computes=node.params["graph"],
+    )  # fmt: skip
+
+
+@binder("transposed_codes")
+def bind_transposed_codes(binding: Binding, launch: Launch) -> Run:
+    """What runs it."""
+    assert launch.computes is not None
+    matrix = matrix_of(launch.computes.nodes[0])
+    assert matrix is not None
+    values = dict(zip(("source", "target"), launch.values, strict=True))
+    words = dict(zip(("rows", "columns"), matrix, strict=True))
+    blocks = transpose_blocks(*matrix)
+    return written_kernel_run(binding, launch, transpose_kernel(), blocks, (values, {}, words))
+
+
+@frozen(slots=False)
+class TransposeKernel:
+    """The kernel, ready for the driver."""
+
+    name: str
+    text: str
+    threads: int
+    shared_bytes: int
+    parameters: tuple[Parameter, ...] = field(repr=False)
+
+
+def transpose_blocks(rows: int, columns: int) -> int:
+    """The blocks of a launch: a warp for each part."""
+    parts = rows // _ROWS * -(-columns // _COLUMNS)
+    return -(-parts // _WARPS)
+
+
+@cache
+def transpose_kernel() -> TransposeKernel:
+    """`target`, [columns, rows], from `source`, [rows, columns], both of bytes."""
+    parameters = [Pointer("source"), Pointer("target"), Word("rows"), Word("columns")]
+    kernel = Kernel("transpose_codes", parameters, _THREADS)
+    _write(kernel)
+    return TransposeKernel(kernel.name, kernel.text(), _THREADS, 0, kernel.parameters)
+
+
+def _write(kernel: Kernel) -> None:
+    rows, columns = kernel.parameter("rows"), kernel.parameter("columns")
+    thread = kernel.special_register("tid.x")
+    part = kernel.special_register("ctaid.x") * _WARPS + (thread >> 5)
+    bands = rows // _ROWS
+    row = part % bands * _ROWS
+    column = part // bands * _COLUMNS + (thread & 31) * _WORD
+    with kernel.when(column < columns):
+        place = kernel.address(kernel.parameter("source"), row * columns + column, 1)
+        step = kernel.let("u64", "cvt.u64.u32", columns)
+        words = []
+        for _ in range(_ROWS):
+            words.append(kernel.let("b32", "ld.global.b32", at(place)))
+            place = place + step
+        fours = [_exchange_bytes(kernel, words[first : first + 4]) for first in range(0, _ROWS, 4)]
+        place = kernel.address(kernel.parameter("target"), column * rows + row, 1)
+        step = kernel.let("u64", "cvt.u64.u32", rows)
+        for line in zip(*fours, strict=True):
+            kernel.do("st.global.v4.b32", at(place), braces(line))
+            place = place + step
+
+
+def _exchange_bytes(kernel: Kernel, words: Sequence[Value]) -> list[Value]:
+    """Four words of four bytes with bytes and words exchanged."""
+    a, b, c, d = words
+
+    def pick(x: Value, y: Value, bytes: int) -> Value:
+        return kernel.let("b32", "prmt.b32", x, y, bytes)
+
+    found = []
+    for pairs in (0x5140, 0x7362):  # the first two bytes of both, or the last
+        upper, lower = pick(a, b, pairs), pick(c, d, pairs)
+        found += [pick(upper, lower, halves) for halves in (0x5410, 0x7632)]
+    return found
