@@ -27,12 +27,12 @@ from weft.ops.composed.convolutions import (
     without_batch_axis,
 )
 from weft.ops.composed.manipulation import reshape_known
-from weft.ops.contraction import NONE, dot
 from weft.ops.convolution import Padding
 from weft.ops.indexing import gather
 from weft.ops.movement import broadcast_to
 from weft.ops.operands import alias, allowed_dtype, apply_as, as_tensor, convert_to, widen_sums
 from weft.ops.reduction import reduce_max, reduce_sum
+from weft.ops.selection import where
 from weft.ops.windows import window_argmax, window_max, window_pick, window_sum
 
 __all__ = [
@@ -322,8 +322,10 @@ def _adaptive_avg(op: str, rank: int, x: Any, output_size: Any) -> Tensor:
     tensor, sizes, added = _adaptive_sizes(op, rank, _inexact_operand(op, x), output_size)
     dims = [int(dim) for dim in tensor.shape[2:]]
     if any(dim % count for dim, count in zip(dims, sizes, strict=True)):
+        means = widen_sums(tensor)
         for axis, count in enumerate(sizes, start=2):
-            tensor = _mean_stretches(tensor, axis, count)
+            means = _mean_stretches(means, axis, count)
+        tensor = convert_to(means, tensor.dtype)
     elif dims != sizes:
         tensor = _mean_windows(
             tensor, sizes, [dim // n for dim, n in zip(dims, sizes, strict=True)]
@@ -343,16 +345,24 @@ def _mean_windows(x: Tensor, counts: Sequence[int], windows: Sequence[int]) -> T
 
 
 def _mean_stretches(x: Tensor, axis: int, count: int) -> Tensor:
-    """Means over stretches of one axis, as a product with a matrix of weights."""
+    """Means over stretches of one axis; of short stretches what was repeated is left out.
+
+    A product with a matrix of weights would bring a NaN to stretches that do not hold it.
+    """
     dim = int(x.shape[axis])
     if dim == count:
         return x
-    weights = np.zeros((dim, count))  # column i: 1 / length in the i-th stretch
-    for i, (start, stop) in enumerate(_bounds(dim, count)):
-        weights[start:stop, i] = 1 / (stop - start)
-    matrix = place_beside(convert_to(wrap(weights), x.dtype), x)
-    out = apply(dot, x, matrix, contract=((axis,), (0,)), batch=NONE)
-    return move_axis(out, out.ndim - 1, axis)
+    lengths = np.array([stop - start for start, stop in _bounds(dim, count)])
+    rest = (1,) * (x.ndim - 1)
+    stretches = _stretches(x, axis, count)
+    width = int(stretches.shape[1])
+    if lengths.min() < width:
+        is_inside = (np.arange(width) < lengths[:, None]).reshape(count, width, *rest)
+        inside = place_beside(wrap(is_inside), x)
+        stretches = where(inside, stretches, 0.0)
+    divisors = convert_to(wrap(lengths.reshape(count, *rest)), x.dtype)
+    means = apply(reduce_sum, stretches, axes=(1,)) / place_beside(divisors, x)
+    return move_axis(means, 0, axis)
 
 
 def _adaptive_max(op: str, rank: int, x: Any, output_size: Any) -> Tensor:
@@ -363,12 +373,19 @@ def _adaptive_max(op: str, rank: int, x: Any, output_size: Any) -> Tensor:
 
 
 def _largest_of_stretches(x: Tensor, axis: int, count: int) -> Tensor:
-    """Maxima over stretches of one axis; short stretches repeat their last element."""
+    """Maxima over stretches of one axis."""
+    return move_axis(apply(reduce_max, _stretches(x, axis, count), axes=(1,)), 0, axis)
+
+
+def _stretches(x: Tensor, axis: int, count: int) -> Tensor:
+    """The stretches of one axis, all as wide as the widest, as axes in front of the others.
+
+    Short stretches repeat their last element.
+    """
     bounds = _bounds(int(x.shape[axis]), count)
     width = max(stop - start for start, stop in bounds)
     places = np.array([[min(a + k, b - 1) for k in range(width)] for a, b in bounds], np.int64)
-    stretches = apply(gather, x, place_beside(wrap(places), x), axes=(axis,))
-    return move_axis(apply(reduce_max, stretches, axes=(1,)), 0, axis)
+    return apply(gather, x, place_beside(wrap(places), x), axes=(axis,))
 
 
 @unit
