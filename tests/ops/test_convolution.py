@@ -289,6 +289,16 @@ def test_an_infinity_stays_in_its_rectangles(size: tuple[int, int], bad: float) 
         np.testing.assert_array_equal(np.isfinite(pool(wf.tensor(x), size).numpy()), ~holds)
 
 
+@pytest.mark.parametrize("size", [1, (1, None), (None, 1), (None, None)], ids=str)
+@pytest.mark.parametrize("pool", [wf.adaptive_avg_pool2d, wf.adaptive_max_pool2d])
+def test_pooling_of_whole_axes_is_one_program_for_all_images(pool: Any, size: Any) -> None:
+    compiled = wf.jit(lambda x: pool(x, size))
+    for shape in ((4, 6), (5, 9), (8, 3), (31, 64)):
+        x = wf.tensor(normal(2, 3, *shape))
+        agree(compiled(x), pool(x, size).numpy())
+    assert len(compiled.compilations) == 2
+
+
 def test_interpolation_agrees_with_known_values() -> None:
     x = wf.tensor([[[1.0, 2.0, 4.0]]])
     assert wf.interpolate(x, size=5).tolist() == [[[1.0, 1.0, 2.0, 2.0, 4.0]]]

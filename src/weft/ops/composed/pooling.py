@@ -27,6 +27,7 @@ from weft.ops.composed.convolutions import (
     without_batch_axis,
 )
 from weft.ops.composed.manipulation import reshape_known
+from weft.ops.composed.statistics import mean
 from weft.ops.convolution import Padding
 from weft.ops.indexing import gather
 from weft.ops.movement import broadcast_to
@@ -300,14 +301,20 @@ def _bounds(dim: int, count: int) -> list[tuple[int, int]]:
     return [(i * dim // count, -(-(i + 1) * dim // count)) for i in range(count)]
 
 
-def _adaptive_sizes(op: str, rank: int, x: Any, output_size: Any) -> tuple[Tensor, list[int], bool]:
+def _adaptive_sizes(
+    op: str, rank: int, x: Any, output_size: Any
+) -> tuple[Tensor, list[Dimension], bool]:
     tensor, added = with_batch_axis(op, as_tensor(op, x), rank)
     several = isinstance(output_size, (tuple, list))
     entries = tuple(output_size) if several else (output_size,) * rank
     spatial = tensor.shape[2:]
-    sizes = [dim if entry is None else entry for entry, dim in zip(entries, spatial, strict=False)]
-    wanted = per_axis(op, "output_size", tuple(sizes), rank)
-    if not is_static(spatial) or 0 in spatial:
+    known = [dim if isinstance(dim, int) else 1 for dim in spatial]
+    sizes = [dim if entry is None else entry for entry, dim in zip(entries, known, strict=False)]
+    per_axis(op, "output_size", tuple(sizes), rank)
+    wanted = [dim if entry is None else entry for entry, dim in zip(entries, spatial, strict=True)]
+    # an axis of any size can be left as it is, or pooled as a whole
+    fits = [is_static((d,)) or n in (d, 1) for d, n in zip(spatial, wanted, strict=True)]
+    if not all(fits) or 0 in spatial:
         raise ArgumentError(
             op,
             "the spatial sizes are not known numbers of at least 1",
@@ -315,21 +322,21 @@ def _adaptive_sizes(op: str, rank: int, x: Any, output_size: Any) -> tuple[Tenso
             got={"x": tensor},
             fix="pool before the sizes become symbols, or use wf.mean over the spatial axes",
         )
-    return tensor, list(wanted), added
+    return tensor, wanted, added
 
 
 def _adaptive_avg(op: str, rank: int, x: Any, output_size: Any) -> Tensor:
     tensor, sizes, added = _adaptive_sizes(op, rank, _inexact_operand(op, x), output_size)
-    dims = [int(dim) for dim in tensor.shape[2:]]
-    if any(dim % count for dim, count in zip(dims, sizes, strict=True)):
-        means = widen_sums(tensor)
+    dims = tensor.shape[2:]
+    if not is_static(dims) or any(int(d) % int(n) for d, n in zip(dims, sizes, strict=True)):
+        single = tuple([axis for axis, count in enumerate(sizes, start=2) if count == 1])
+        means = mean(widen_sums(tensor), axis=single, keepdims=True)
         for axis, count in enumerate(sizes, start=2):
             means = _mean_stretches(means, axis, count)
         tensor = convert_to(means, tensor.dtype)
-    elif dims != sizes:
-        tensor = _mean_windows(
-            tensor, sizes, [dim // n for dim, n in zip(dims, sizes, strict=True)]
-        )
+    elif list(dims) != sizes:
+        windows = [int(dim) // int(n) for dim, n in zip(dims, sizes, strict=True)]
+        tensor = _mean_windows(tensor, [*map(int, sizes)], windows)
     return without_batch_axis(alias(tensor), added)
 
 
@@ -344,14 +351,14 @@ def _mean_windows(x: Tensor, counts: Sequence[int], windows: Sequence[int]) -> T
     return convert_to(total / float(np.prod(windows)), x.dtype)
 
 
-def _mean_stretches(x: Tensor, axis: int, count: int) -> Tensor:
+def _mean_stretches(x: Tensor, axis: int, count: Dimension) -> Tensor:
     """Means over stretches of one axis; of short stretches what was repeated is left out.
 
     A product with a matrix of weights would bring a NaN to stretches that do not hold it.
     """
-    dim = int(x.shape[axis])
-    if dim == count:
+    if x.shape[axis] == count:
         return x
+    dim, count = int(x.shape[axis]), int(count)
     lengths = np.array([stop - start for start, stop in _bounds(dim, count)])
     rest = (1,) * (x.ndim - 1)
     stretches = _stretches(x, axis, count)
@@ -372,9 +379,15 @@ def _adaptive_max(op: str, rank: int, x: Any, output_size: Any) -> Tensor:
     return without_batch_axis(alias(tensor), added)
 
 
-def _largest_of_stretches(x: Tensor, axis: int, count: int) -> Tensor:
+def _largest_of_stretches(x: Tensor, axis: int, count: Dimension) -> Tensor:
     """Maxima over stretches of one axis."""
-    return move_axis(apply(reduce_max, _stretches(x, axis, count), axes=(1,)), 0, axis)
+    if x.shape[axis] == count:
+        return x
+    if count == 1:
+        shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+        return reshape_known(apply(reduce_max, x, axes=(axis,)), shape)
+    stretches = _stretches(x, axis, int(count))
+    return move_axis(apply(reduce_max, stretches, axes=(1,)), 0, axis)
 
 
 def _stretches(x: Tensor, axis: int, count: int) -> Tensor:
