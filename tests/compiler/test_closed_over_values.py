@@ -464,3 +464,27 @@ def test_other_sizes_and_dtypes_are_no_changing_values() -> None:
         for rank in range(5):
             double(wf.ones((2,) * rank, dtype=dtype), 2)
     assert len(double.compilations) > MANY
+
+
+class Stepping(nn.Module):
+    """A module with an attribute that is called as the compiled function below is."""
+
+    def __init__(self) -> None:
+        self.step = nn.Linear(3, 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.step(x)
+
+
+@wf.jit
+def step(net: Any, x: Any) -> Any:
+    """One call of a network."""
+    return net(x)
+
+
+def test_a_compiled_function_does_not_close_over_its_own_programs() -> None:
+    """Its name is that of an attribute which the network reads, and is looked up with it."""
+    net = Stepping()
+    for rows in (3, 3, 4, 5, 6):
+        step(net, wf.ones((rows, 3)))
+    assert len(step.compilations) == 2

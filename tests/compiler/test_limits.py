@@ -144,7 +144,7 @@ def _values(record: Any) -> list[Any]:
 
 
 TIGHT = Limits(
-    PassLimits(8, 8, 1, 1, 64, 2, 1, 4),
+    PassLimits(8, 8, 1, 1, 64, 2, 1, 1, True),
     FusionLimits(
         recomputed_operations=1, cached_distance=1, expression_operations=3, kernel_weight=32,
         undivided_sum_elements=8, divided_join_elements=8, chunk_rows=4, fewest_chunk_rows=2,

@@ -166,6 +166,70 @@ def test_long_sums_do_not_depend_on_the_number_of_threads() -> None:
         assert len(set(found)) == 1
 
 
+REDUCTIONS: dict[str, Program] = {
+    "sum": lambda x: x.sum(),
+    "mean": lambda x: x.mean(),
+    "variance": lambda x: x.var(),
+    "norm": lambda x: wf.sqrt((x * x).sum()),
+    "maximum": lambda x: x.max(),
+    "minimum": lambda x: x.min(),
+    "product": lambda x: (1 + x / 1e6).prod(),
+    "any": lambda x: (x > 1.0985).any(),
+    "integers": lambda x: (x * 100).astype("int32").sum(),
+    "log of a sum": lambda x: wf.logsumexp(x),
+    "several": lambda x: x.max() + x.sum() / x.min(),
+    "of columns": lambda x: (x.reshape(-1, 1) * wf.arange(3.0)).sum(),
+}
+SIZES = (2, 5, BLOCK, 2 * BLOCK, 2 * BLOCK + 1, (1 << 18) - 1, 1 << 18, (1 << 18) + 1, 1_000_003)
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions_of_everything_have_one_result_for_any_threads(name: str) -> None:
+    """In programs of a size, and in one for all sizes, on both sides of what is divided."""
+    f = REDUCTIONS[name]
+    general = wf.jit(f)
+    for count in (3, 4):
+        general(wf.tensor(_numbers(count)))
+    for count in SIZES:
+        x = _numbers(count)
+        expected = wf.ir.interpret(wf.ir.trace(f, wf.tensor(x)), wf.tensor(x))[0].numpy()
+        for program in (wf.jit(f), general):
+            found = []
+            for workers in (1, 2, 4):
+                with threads(workers):
+                    found.append(program(wf.tensor(x)).numpy())
+            assert len({each.tobytes() for each in found}) == 1, count
+            np.testing.assert_allclose(found[0], expected, rtol=1e-5, atol=1e-6)
+    assert len(general.compilations) == 2
+
+
+@pytest.mark.parametrize("name", ["sum", "maximum", "variance"])
+def test_reductions_of_a_size_that_is_not_known_are_divided_over_threads(name: str) -> None:
+    program = wf.jit(REDUCTIONS[name])
+    for count in (3, 4):
+        program(wf.tensor(_numbers(count)))
+    launches = program.program(wf.tensor(_numbers(5))).plan.launches
+    assert max(launch.extent({"n0": 10 * BLOCK + 1}) for launch in launches) == 11
+
+
+@pytest.mark.parametrize("place", [0, BLOCK - 1, 3 * BLOCK, 300_000])
+def test_a_nan_anywhere_is_the_result(place: int) -> None:
+    x = _numbers(300_001)
+    x[place] = np.nan
+    for f in (wf.sum, wf.max, wf.min, wf.prod, wf.var):
+        for shape in ((300_001,), (3, 100_000)):
+            if place < np.prod(shape):
+                part = wf.tensor(x[: np.prod(shape)].reshape(shape))
+                assert np.isnan(f(part).item())
+                assert np.isnan(wf.jit(f)(part).item())
+
+
+def test_a_reduction_of_nothing_is_its_first_value_in_a_program_for_all_sizes() -> None:
+    total = wf.jit(lambda x: x.sum())
+    counts = [total(wf.ones(count)).item() for count in (3, 4, 0, 2 * BLOCK + 1, 0)]
+    assert counts == [3, 4, 0, 2 * BLOCK + 1, 0]
+
+
 @pytest.mark.nightly
 @BOTH
 def test_100_million_terms_are_summed_exactly(transformed: Any) -> None:

@@ -289,6 +289,42 @@ def test_power_is_within_2_ulp() -> None:
     assert error[worst] <= 2.0, f"{error[worst]} at {x[worst]!r} ** {y[worst]!r}"
 
 
+def test_fmod_is_exact_for_all_magnitudes_and_next_to_multiples() -> None:
+    """Quotients next to whole numbers, up to those that are called for; NaN and zeros, too."""
+    rng = np.random.default_rng(0)
+    special = np.array(
+        [
+            0.0,
+            -0.0,
+            1.0,
+            -3.0,
+            np.inf,
+            -np.inf,
+            np.nan,
+            1e-45,
+            -1e-45,
+            3.4e38,
+            2.0**23,
+            2.0**24 + 2,
+        ],
+        "f4",
+    )
+    others = [each.ravel() for each in np.meshgrid(special, special)]
+    below = rng.normal(size=200_000).astype("f4")
+    multiples = below * rng.integers(-(2**24), 2**24, below.size).astype("f4")
+    nearby = [np.nextafter(multiples, np.float32(end)) for end in (-np.inf, np.inf)]
+    any_bits = [rng.integers(0, 1 << 32, 200_000, dtype=np.uint32).view("f4") for _ in range(2)]
+    x = np.concatenate([others[0], multiples, *nearby, any_bits[0]])
+    y = np.concatenate([others[1], below, below, below, any_bits[1]])
+    with np.errstate(all="ignore"):
+        expected = np.fmod(x, y)
+    is_nan = np.isnan(expected)
+    for width in (1, 8, 16):
+        found = compiled("fmod", float32, width)(x, y)
+        np.testing.assert_array_equal(np.isnan(found), is_nan)
+        np.testing.assert_array_equal(found[~is_nan].view("i4"), expected[~is_nan].view("i4"))
+
+
 @pytest.mark.parametrize("name", ["power", "atan2", "hypot"])
 @pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 def test_functions_of_two_numbers(name: str, dtype: DType) -> None:

@@ -113,6 +113,7 @@ def test_the_first_few_are_those_of_the_whole_order(dtype: str, largest: bool) -
     for shape, axis, k in (
         ((500,), 0, 3), ((500,), 0, 1), ((40 * FEW + 5,), 0, 40), ((500,), 0, 500),
         ((6, 400, 2), 1, 5), ((6, 4), 1, 2), ((5,), 0, 0), ((20_000,), 0, 100),
+        ((3, 4 * 24), 1, 24), ((3, 4 * 24 + 1), 1, 24), ((3, 101), 1, 25), ((7, 21), 1, 5),
     ):  # fmt: skip
         x = drawn(dtype, *shape)
         places = np.take(order_of(x, axis, largest), np.arange(k), axis)

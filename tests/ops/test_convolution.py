@@ -274,6 +274,31 @@ def test_the_mean_of_all_places_of_16_bit_images_does_not_overflow() -> None:
     assert wf.adaptive_avg_pool2d(images, 1).item() == 60000.0
 
 
+@pytest.mark.parametrize("size", [(3, 2), (2, 7), (9, 4), (5, 5)], ids=str)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_an_infinity_stays_in_its_rectangles(size: tuple[int, int], bad: float) -> None:
+    x = normal(1, 2, 7, 7)
+    x[0, 1, 3, 2] = bad
+    columns, rows = (
+        [i * 7 // n <= place < -(-(i + 1) * 7 // n) for i in range(n)]
+        for n, place in zip(size, (3, 2), strict=True)
+    )
+    holds = np.zeros((1, 2, *size), bool)
+    holds[0, 1] = np.outer(columns, rows)
+    for pool in (wf.adaptive_avg_pool2d, wf.jit(wf.adaptive_avg_pool2d)):
+        np.testing.assert_array_equal(np.isfinite(pool(wf.tensor(x), size).numpy()), ~holds)
+
+
+@pytest.mark.parametrize("size", [1, (1, None), (None, 1), (None, None)], ids=str)
+@pytest.mark.parametrize("pool", [wf.adaptive_avg_pool2d, wf.adaptive_max_pool2d])
+def test_pooling_of_whole_axes_is_one_program_for_all_images(pool: Any, size: Any) -> None:
+    compiled = wf.jit(lambda x: pool(x, size))
+    for shape in ((4, 6), (5, 9), (8, 3), (31, 64)):
+        x = wf.tensor(normal(2, 3, *shape))
+        agree(compiled(x), pool(x, size).numpy())
+    assert len(compiled.compilations) == 2
+
+
 def test_interpolation_agrees_with_known_values() -> None:
     x = wf.tensor([[[1.0, 2.0, 4.0]]])
     assert wf.interpolate(x, size=5).tolist() == [[[1.0, 1.0, 2.0, 2.0, 4.0]]]

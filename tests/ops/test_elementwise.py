@@ -408,6 +408,16 @@ def test_special_functions_at_infinity_and_at_poles() -> None:
     np.testing.assert_equal(wf.sinc(wf.tensor([0.0])).tolist(), [1.0])
 
 
+def test_erfinv_of_float32_is_rounded_once_up_to_the_last_number_below_one() -> None:
+    near_one = 1 - 2.0 ** -np.linspace(1, 24, 5000)
+    tiny = 10.0 ** np.linspace(-44, 0, 5000, endpoint=False)
+    p = np.concatenate([near_one, -near_one, tiny, np.linspace(-0.9, 0.9, 5000)]).astype(np.float32)
+    exact = wf.erfinv(wf.asarray(p.astype(np.float64))).numpy()
+    found = wf.jit(wf.erfinv)(wf.asarray(p)).numpy()
+    units = np.spacing(np.abs(exact).astype(np.float32))
+    assert np.max(np.abs(found - exact) / units) < 0.51
+
+
 def test_erfinv_undoes_erf_and_polygamma_follows_from_digamma() -> None:
     p = np.linspace(-0.999, 0.999, 101)
     np.testing.assert_allclose(wf.erf(wf.erfinv(wf.asarray(p))).numpy(), p, rtol=1e-14)

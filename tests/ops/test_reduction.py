@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -213,6 +214,23 @@ def test_quantiles_agree_with_numpy(q: Any, axis: Any, keepdims: bool) -> None:
 def test_quantiles_of_infinities_are_infinite() -> None:
     assert wf.quantile(wf.tensor([INF, INF, 1.0]), 0.75).item() == INF
     assert wf.median(wf.tensor([1.0, INF, -INF])).item() == 1.0
+
+
+def test_large_quantiles_are_those_by_reference(rng: np.random.Generator) -> None:
+    """With ties, NaN and infinities; the fifth and later sizes share a program."""
+    for rows in (3, 8, 9, 17, 33, 34):
+        values = np.round(rng.normal(size=(rows, 40)), 1)
+        values[0, 3], values[1, 5], values[2, 7] = np.nan, np.inf, -np.inf
+        x = wf.tensor(values.astype(np.float32))
+        calls = [
+            lambda axis, x=x: wf.median(x, axis=axis),
+            lambda axis, x=x: wf.quantile(x, 0.3, axis=axis, keepdims=True),
+            lambda axis, x=x: wf.quantile(x, wf.tensor([0.0, 0.75, 1.0]), axis=axis),
+        ]
+        for call, axis in product(calls, (None, 0, 1)):
+            found = call(axis).numpy()
+            with wf.settings.changed(eager="reference"):
+                np.testing.assert_array_equal(found, call(axis).numpy())
 
 
 def test_median_has_a_gradient() -> None:

@@ -262,7 +262,8 @@ class _Search:
             self._visit("", functools.partial(_item, (value,), 0), depth)
         elif type(value).__module__.startswith("weft.") and not trees.is_container(value):
             for name, held in [*getattr(value, "__dict__", {}).items()]:
-                if is_stateful(held):
+                # its own tables, such as a compiled function's of its programs, are not the user's
+                if is_stateful(held) and not isinstance(held, dict):
                     self._visit("", functools.partial(getattr, value, name, None), depth)
 
     def _variables(self, function: FunctionType, depth: int) -> None:

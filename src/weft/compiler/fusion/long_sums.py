@@ -37,8 +37,13 @@ SERIAL_BLOCK = 256
 """The terms of a block that are added one after the other."""
 
 
-def with_blocks(body: tuple[Statement, ...], in_vectors: bool = False) -> tuple[Statement, ...]:
-    """The statements with each long sum of floats in blocks."""
+def with_blocks(
+    body: tuple[Statement, ...], in_vectors: bool = False, is_outermost: bool = False
+) -> tuple[Statement, ...]:
+    """The statements with each long sum of floats in blocks.
+
+    is_outermost: the same of other reductions that no loop is around, whose blocks threads divide.
+    """
     made: list[Statement] = []
     for statement in body:
         match statement:
@@ -47,17 +52,16 @@ def with_blocks(body: tuple[Statement, ...], in_vectors: bool = False) -> tuple[
                 made.append(replace(statement, body=inside))
             case Accumulate():
                 inside = with_blocks(statement.body, in_vectors)
-                made += _in_blocks(replace(statement, body=inside), in_vectors)
+                made += _in_blocks(replace(statement, body=inside), in_vectors, is_outermost)
             case _:
                 made.append(statement)
     return tuple(made)
 
 
-def _in_blocks(loop: Accumulate, in_vectors: bool) -> list[Statement]:
+def _in_blocks(loop: Accumulate, in_vectors: bool, is_outermost: bool) -> list[Statement]:
     block = SERIAL_BLOCK if in_vectors or has_loops(loop.body) else BLOCK
-    if not any(map(_is_rounded, loop.updates)):
-        return [loop]
-    return divide_into_blocks(loop, block)
+    is_cut = (is_outermost and not loop.body) or any(map(_is_rounded, loop.updates))
+    return divide_into_blocks(loop, block) if is_cut else [loop]
 
 
 def divide_into_blocks(loop: Accumulate, block: int = BLOCK) -> list[Statement]:

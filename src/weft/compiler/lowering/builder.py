@@ -35,12 +35,11 @@ ZERO, ONE = scalars.const(0, INDEX), scalars.const(1, INDEX)
 
 @frozen
 class NodeKernel(Lowered):
-    """The kernel of one node; its work, in element operations; whether it checks its operands.
+    """The kernel of one node; whether it checks its operands.
 
     copied: a result, and the operand that it is a copy of before the kernel changes it in places.
     """
 
-    work: Dimension = 1
     checked: bool = False
     copied: tuple[Variable, Variable | Literal] | None = None
 

@@ -100,6 +100,8 @@ class Lowered:
     """Stored values, and read ones whose place they may take; see `_Lowering.in_place`."""
     by_rows: Mapping[Variable, Dimension] = field(default_factory=dict)
     """Values of which an iteration touches its own part only; see `_Lowering.by_rows`."""
+    work: Dimension | None = None
+    """How many element operations it is; None: as many as its group's space has elements."""
 
 
 def is_lowered(node: GraphNode) -> bool:
@@ -323,7 +325,8 @@ class _Lowering:
             pair = self.variable(self.tiled_loop), self.variable(len(self.merged_loops) - 1)
             body = in_tiles(body, pair, self.context.limits.transposed_tile)
         body, known = count_at_run_time(body) if not self.extents.symbols else (body, {})
-        body = with_blocks(body)
+        divides = self.context.limits.divided_reduction_elements > 0
+        body = with_blocks(body, is_outermost=divides)
         sizes = (*self.extents.symbols, *known)
         row = self.dimension(size(self.group.inner)) if self.held_rows else None
         scratch = tuple(
@@ -519,6 +522,10 @@ class _Lowering:
         positions = list(inner)
         if not positions:
             return [Let(local, value)]
+        if value.op == "const" and value.dtype.is_integer and kind.combine == "add":  # a count
+            extents = [self.extent(position) for position in positions]
+            count = scalars.cast(reduce(scalars.multiply, extents), local.dtype)
+            return [Let(local, count * value)]
         body: tuple[Statement, ...] = ()
         for depth, position in enumerate(reversed(positions)):
             last = depth == len(positions) - 1

@@ -153,11 +153,9 @@ def kernel_launch(step: Step, lowered: Lowered, chunk: int) -> Launch:
     """The launch of a generated kernel, in chunks of about `chunk` element operations."""
     kernel = lowered.kernel
     names = kernel.sizes
-    if isinstance(step, Group):
-        work = size(step.outer + step.inner)
-    else:
-        assert isinstance(lowered, NodeKernel)
-        work = lowered.work
+    work = lowered.work
+    if work is None:
+        work = size(step.outer + step.inner) if isinstance(step, Group) else 1
 
     def extent(sizes: Sizes) -> int:
         return kernel.iterations({**sizes, **lowered.known})

@@ -17,6 +17,7 @@ import numpy as np
 
 from weft.compiler.fusion.aliases import aliases_of, shares_memory
 from weft.compiler.fusion.grouping import Group, Step, group
+from weft.compiler.lowering.divided_reductions import divided_kernels
 from weft.compiler.lowering.group_reuse import Signature
 from weft.compiler.lowering.groups import Lowered, context_of, is_lowered, lower
 from weft.compiler.lowering.node_reuse import Repeats
@@ -53,6 +54,7 @@ from weft.compiler.plan.stage_log import StageLog
 from weft.compiler.plan.verify import verify_plan
 from weft.compiler.targets.target import Target
 from weft.core.settings import settings
+from weft.core.shapes import size
 from weft.ir.graph import Graph, GraphNode, Literal, Variable
 from weft.ir.loop_verify import verify_kernel
 from weft.runtime.memory import Lifetime, Planner
@@ -157,7 +159,8 @@ def _select(
     for step in steps:
         lowered: Sequence[Lowered]
         if isinstance(step, Group):
-            lowered = [lower(step, context, f"k{shared.kernels}")]
+            whole = lower(step, context, f"k{shared.kernels}")
+            lowered = divided_kernels(whole, size(step.outer + step.inner), limits)
         elif shared.target.takes(step.node):
             lowered = ()
         else:

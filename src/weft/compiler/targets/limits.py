@@ -37,6 +37,9 @@ class PassLimits:
     """Elements from which a sum over everything is made row by row, which threads divide."""
     divided_sum_rows: int = 8
     """Rows that such a sum has at least: fewer do not fill the threads."""
+    divided_sum_columns: int = 256
+    """Elements of such a row at least: the partial results of each are combined, which takes as
+    long as some hundred elements."""
     step_product_growth: int = 8
     """How many times as large as its operand the product over all steps of a loop may be: what it
     saves is lost again where it no longer fits the cache."""
@@ -52,11 +55,6 @@ class PassLimits:
     left to the reference."""
     tall_product_rows: int = 1024
     """Rows from which a product is as fast in each step of a loop as over all steps at once."""
-    stretched_sum_elements: int = 0
-    """Elements from which a sum over a vector, or over fewer rows, is made of stretches' sums; 0:
-    it never is."""
-    sum_stretch: int = 16 * 1024
-    """Elements of such a stretch at most; a quarter at least, else the sum is not divided."""
 
 
 @frozen
@@ -167,6 +165,9 @@ class LoweringLimits:
     guards_places: bool = False
     """Whether a kernel that writes to places that are data looks itself whether they are within:
     where launches run beside the host, none can be held back when a check before it has failed."""
+    divided_reduction_elements: int = 0
+    """Elements from which the blocks of a reduction of everything are a launch of their own, which
+    threads divide; a count that is not known may be as many. 0: they never are."""
     random_word_operations: int = 8
     """Element operations that take as long as one random word."""
 

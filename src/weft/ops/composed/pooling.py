@@ -27,12 +27,13 @@ from weft.ops.composed.convolutions import (
     without_batch_axis,
 )
 from weft.ops.composed.manipulation import reshape_known
-from weft.ops.contraction import NONE, dot
+from weft.ops.composed.statistics import mean
 from weft.ops.convolution import Padding
 from weft.ops.indexing import gather
 from weft.ops.movement import broadcast_to
 from weft.ops.operands import alias, allowed_dtype, apply_as, as_tensor, convert_to, widen_sums
 from weft.ops.reduction import reduce_max, reduce_sum
+from weft.ops.selection import where
 from weft.ops.windows import window_argmax, window_max, window_pick, window_sum
 
 __all__ = [
@@ -300,14 +301,20 @@ def _bounds(dim: int, count: int) -> list[tuple[int, int]]:
     return [(i * dim // count, -(-(i + 1) * dim // count)) for i in range(count)]
 
 
-def _adaptive_sizes(op: str, rank: int, x: Any, output_size: Any) -> tuple[Tensor, list[int], bool]:
+def _adaptive_sizes(
+    op: str, rank: int, x: Any, output_size: Any
+) -> tuple[Tensor, list[Dimension], bool]:
     tensor, added = with_batch_axis(op, as_tensor(op, x), rank)
     several = isinstance(output_size, (tuple, list))
     entries = tuple(output_size) if several else (output_size,) * rank
     spatial = tensor.shape[2:]
-    sizes = [dim if entry is None else entry for entry, dim in zip(entries, spatial, strict=False)]
-    wanted = per_axis(op, "output_size", tuple(sizes), rank)
-    if not is_static(spatial) or 0 in spatial:
+    known = [dim if isinstance(dim, int) else 1 for dim in spatial]
+    sizes = [dim if entry is None else entry for entry, dim in zip(entries, known, strict=False)]
+    per_axis(op, "output_size", tuple(sizes), rank)
+    wanted = [dim if entry is None else entry for entry, dim in zip(entries, spatial, strict=True)]
+    # an axis of any size can be left as it is, or pooled as a whole
+    fits = [is_static((d,)) or n in (d, 1) for d, n in zip(spatial, wanted, strict=True)]
+    if not all(fits) or 0 in spatial:
         raise ArgumentError(
             op,
             "the spatial sizes are not known numbers of at least 1",
@@ -315,19 +322,21 @@ def _adaptive_sizes(op: str, rank: int, x: Any, output_size: Any) -> tuple[Tenso
             got={"x": tensor},
             fix="pool before the sizes become symbols, or use wf.mean over the spatial axes",
         )
-    return tensor, list(wanted), added
+    return tensor, wanted, added
 
 
 def _adaptive_avg(op: str, rank: int, x: Any, output_size: Any) -> Tensor:
     tensor, sizes, added = _adaptive_sizes(op, rank, _inexact_operand(op, x), output_size)
-    dims = [int(dim) for dim in tensor.shape[2:]]
-    if any(dim % count for dim, count in zip(dims, sizes, strict=True)):
+    dims = tensor.shape[2:]
+    if not is_static(dims) or any(int(d) % int(n) for d, n in zip(dims, sizes, strict=True)):
+        single = tuple([axis for axis, count in enumerate(sizes, start=2) if count == 1])
+        means = mean(widen_sums(tensor), axis=single, keepdims=True)
         for axis, count in enumerate(sizes, start=2):
-            tensor = _mean_stretches(tensor, axis, count)
-    elif dims != sizes:
-        tensor = _mean_windows(
-            tensor, sizes, [dim // n for dim, n in zip(dims, sizes, strict=True)]
-        )
+            means = _mean_stretches(means, axis, count)
+        tensor = convert_to(means, tensor.dtype)
+    elif list(dims) != sizes:
+        windows = [int(dim) // int(n) for dim, n in zip(dims, sizes, strict=True)]
+        tensor = _mean_windows(tensor, [*map(int, sizes)], windows)
     return without_batch_axis(alias(tensor), added)
 
 
@@ -342,17 +351,25 @@ def _mean_windows(x: Tensor, counts: Sequence[int], windows: Sequence[int]) -> T
     return convert_to(total / float(np.prod(windows)), x.dtype)
 
 
-def _mean_stretches(x: Tensor, axis: int, count: int) -> Tensor:
-    """Means over stretches of one axis, as a product with a matrix of weights."""
-    dim = int(x.shape[axis])
-    if dim == count:
+def _mean_stretches(x: Tensor, axis: int, count: Dimension) -> Tensor:
+    """Means over stretches of one axis; of short stretches what was repeated is left out.
+
+    A product with a matrix of weights would bring a NaN to stretches that do not hold it.
+    """
+    if x.shape[axis] == count:
         return x
-    weights = np.zeros((dim, count))  # column i: 1 / length in the i-th stretch
-    for i, (start, stop) in enumerate(_bounds(dim, count)):
-        weights[start:stop, i] = 1 / (stop - start)
-    matrix = place_beside(convert_to(wrap(weights), x.dtype), x)
-    out = apply(dot, x, matrix, contract=((axis,), (0,)), batch=NONE)
-    return move_axis(out, out.ndim - 1, axis)
+    dim, count = int(x.shape[axis]), int(count)
+    lengths = np.array([stop - start for start, stop in _bounds(dim, count)])
+    rest = (1,) * (x.ndim - 1)
+    stretches = _stretches(x, axis, count)
+    width = int(stretches.shape[1])
+    if lengths.min() < width:
+        is_inside = (np.arange(width) < lengths[:, None]).reshape(count, width, *rest)
+        inside = place_beside(wrap(is_inside), x)
+        stretches = where(inside, stretches, 0.0)
+    divisors = convert_to(wrap(lengths.reshape(count, *rest)), x.dtype)
+    means = apply(reduce_sum, stretches, axes=(1,)) / place_beside(divisors, x)
+    return move_axis(means, 0, axis)
 
 
 def _adaptive_max(op: str, rank: int, x: Any, output_size: Any) -> Tensor:
@@ -362,13 +379,26 @@ def _adaptive_max(op: str, rank: int, x: Any, output_size: Any) -> Tensor:
     return without_batch_axis(alias(tensor), added)
 
 
-def _largest_of_stretches(x: Tensor, axis: int, count: int) -> Tensor:
-    """Maxima over stretches of one axis; short stretches repeat their last element."""
+def _largest_of_stretches(x: Tensor, axis: int, count: Dimension) -> Tensor:
+    """Maxima over stretches of one axis."""
+    if x.shape[axis] == count:
+        return x
+    if count == 1:
+        shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+        return reshape_known(apply(reduce_max, x, axes=(axis,)), shape)
+    stretches = _stretches(x, axis, int(count))
+    return move_axis(apply(reduce_max, stretches, axes=(1,)), 0, axis)
+
+
+def _stretches(x: Tensor, axis: int, count: int) -> Tensor:
+    """The stretches of one axis, all as wide as the widest, as axes in front of the others.
+
+    Short stretches repeat their last element.
+    """
     bounds = _bounds(int(x.shape[axis]), count)
     width = max(stop - start for start, stop in bounds)
     places = np.array([[min(a + k, b - 1) for k in range(width)] for a, b in bounds], np.int64)
-    stretches = apply(gather, x, place_beside(wrap(places), x), axes=(axis,))
-    return move_axis(apply(reduce_max, stretches, axes=(1,)), 0, axis)
+    return apply(gather, x, place_beside(wrap(places), x), axes=(axis,))
 
 
 @unit

@@ -19,6 +19,7 @@ from weft.core.errors import AxisError, ShapeError
 from weft.core.shapes import normalize_axes, normalize_axis
 from weft.ir.constants import beside_operands, place_beside
 from weft.ir.dispatch import apply
+from weft.ir.eager import unit
 from weft.ir.reverse import filled_tensor
 from weft.ir.tensor import Tensor, wrap
 from weft.ops import sorting
@@ -71,6 +72,7 @@ def argsort(
     return apply(sorting.argsort, x, axis=_axis("argsort", x, axis), descending=bool(descending))
 
 
+@unit
 def topk(
     x: Operand, k: int, /, *, axis: int = -1, largest: bool = True, sorted: bool = True
 ) -> TopK:

@@ -363,7 +363,7 @@ def _shift(x: Tensor, axes: Axes) -> Tensor:
 # --- order statistics --------------------------------------------------------------------------
 
 
-@beside_operands
+@unit
 def median(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The middle element in order, or the mean of the two middle ones; NaN if there is one.
 
@@ -371,7 +371,8 @@ def median(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     >>> wf.median(wf.tensor([3.0, 1.0, 2.0, 10.0])).item()
     2.5
     """
-    return _quantile("median", x, 0.5, axis, keepdims)
+    half = place_beside(_fractions("median", 0.5), x)
+    return _quantiles("median", _inexact_operand("median", x), half, axis, keepdims)
 
 
 @beside_operands
@@ -384,14 +385,15 @@ def quantile(x: Any, q: Any, /, *, axis: Axis = None, keepdims: bool = False) ->
     >>> wf.quantile(wf.tensor([0.0, 1.0, 2.0, 3.0]), 0.25).item()
     0.75
     """
-    return _quantile("quantile", x, q, axis, keepdims)
+    tensor = _inexact_operand("quantile", x)
+    fractions = place_beside(_fractions("quantile", q), tensor)
+    return _quantiles("quantile", tensor, fractions, axis, keepdims)
 
 
-def _quantile(op: str, x: Any, q: Any, axis: Axis, keepdims: bool) -> Tensor:
-    tensor = _inexact_operand(op, x)
+@unit
+def _quantiles(op: str, tensor: Tensor, fractions: Tensor, axis: Axis, keepdims: bool) -> Tensor:
     axes = _axes(op, tensor, axis)
     reduction.refuse_empty(op, tensor.type, axes)
-    fractions = place_beside(_fractions(op, q), tensor)
     line = _line_up(tensor, axes)  # [*rest, count]
     count = line.shape[-1]
     ordered = apply(sorted_along, line, axis=line.ndim - 1, descending=False)

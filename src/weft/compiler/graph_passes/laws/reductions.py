@@ -204,7 +204,7 @@ def divide_sums(limits: PassLimits) -> RuleSet:
 
     @divided.rule(
         lambda x, axes=(0, 1): apply(reduce_sum, x, axes=axes),
-        on=spec("float32", (512, 128)),
+        on=spec("float32", (128, 512)),
         exact=False,
         cases=[{"axes": (0,)}],
     )
@@ -221,35 +221,11 @@ def divide_sums(limits: PassLimits) -> RuleSet:
             return None
         if not isinstance(rows, int) or rows < limits.divided_sum_rows:
             return None
+        if count // rows < limits.divided_sum_columns:
+            return None
         return _sum_in_two_steps(x, axes[1:])
 
-    if limits.stretched_sum_elements:
-        _divide_vectors(divided, limits)
     return divided
-
-
-def _divide_vectors(divided: RuleSet, limits: PassLimits) -> None:
-    """The same law for what has too few rows, where the machine does not divide a whole sum."""
-
-    @divided.rule(
-        lambda x, axes=(0,): apply(reduce_sum, x, axes=axes),
-        on=spec("float32", (limits.stretched_sum_elements,)),
-        exact=False,
-    )
-    def sum_by_stretches(x: Tensor, axes: Axes) -> Tensor | None:
-        """A very long sum of floats over a vector, or few rows, is one of stretches' sums."""
-        count, rows = x.size, x.shape[0] if x.ndim else 0
-        if len(axes) != x.ndim or not x.dtype.is_floating or not isinstance(count, int):
-            return None
-        if count < limits.stretched_sum_elements:
-            return None
-        if x.ndim > 1 and not (isinstance(rows, int) and rows < limits.divided_sum_rows):
-            return None
-        lengths = range(limits.sum_stretch, limits.sum_stretch // 4, -1)
-        length = next((each for each in lengths if count % each == 0), 0)
-        if not length:
-            return None
-        return _sum_in_two_steps(apply(reshape, x, shape=(count // length, length)), (1,))
 
 
 def _sum_in_two_steps(x: Tensor, first: Axes) -> Tensor:

@@ -37,6 +37,8 @@ SHORT = 48
 """Elements up to which a row is sorted by insertion."""
 FEW = 32
 """Where less than one in so many is wanted, candidates are kept instead of the row sorted."""
+SOME = 4
+"""The same where candidates are so few that they are sorted by insertion."""
 SLICES = 16
 """Into how many parts, each with scratch memory, the rows are divided at most."""
 ROOM = 64 << 20
@@ -175,7 +177,8 @@ def _rows(keys: Keys, values: bool, indices: bool) -> IRBuilder:
     x, *results, scratch = (out.buffer(place) for place in range(2 + values + indices))
     part = out.mul(out.mul(out.div("%begin", grain), n), 2 * keys.word_bytes)
     a = out.at("i8", scratch, part)
-    are_few = out.test("slt", out.mul(k, FEW), n)
+    is_short = out.test("sle", k, SHORT // 2)
+    are_few = out.test("slt", out.mul(k, out.select(is_short, SOME, FEW)), n)
     function = out.select(are_few, "@first_few", "@whole")
     with out.loop("%begin", "%end") as row:
         before, inner = out.div(row, stride), out.rem(row, stride)

@@ -52,7 +52,7 @@ from weft.compiler.targets.cpu.runtime.library_kernels import Layout, failure
 from weft.compiler.targets.cpu.runtime.native_calls import Book, begin_books, new_book
 from weft.compiler.targets.cpu.runtime.program import Program
 from weft.compiler.targets.cpu.sorting import sort_launches
-from weft.compiler.targets.limits import Limits, PassLimits
+from weft.compiler.targets.limits import Limits, LoweringLimits
 from weft.compiler.targets.llvm.machine import Machine
 from weft.compiler.targets.target import Array, Executable, Observer
 from weft.ir.graph import Graph, GraphNode, Literal
@@ -68,7 +68,7 @@ class CpuTarget:
     """This computer's processor."""
 
     name = "cpu"
-    limits = Limits(passes=PassLimits(stretched_sum_elements=1 << 18))
+    limits = Limits(lowering=LoweringLimits(divided_reduction_elements=1 << 18))
 
     @property
     def machine(self) -> Machine:

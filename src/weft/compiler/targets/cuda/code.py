@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import llvmlite
 
+from weft.compiler.lowering.divided_reductions import Split
 from weft.compiler.targets.cuda.device import ALIGNMENT, Device, Memory, Stream
 from weft.compiler.targets.cuda.device_text import TextKernel
 from weft.compiler.targets.cuda.emit import emit_device_module, scratch_bytes, symbol
@@ -27,7 +28,7 @@ from weft.compiler.targets.cuda.machine import card
 from weft.compiler.targets.cuda.modules import Function, Launch, Module, disk, machine_code
 from weft.compiler.targets.cuda.nvptx import text_to_ptx
 from weft.compiler.targets.cuda.schedule import Schedule, schedule, scratch_of_all
-from weft.compiler.targets.cuda.splitting import Split, split_kernel
+from weft.compiler.targets.cuda.splitting import split_kernel
 from weft.core.errors import DeviceError, WeftError
 from weft.core.forks import wait_at_fork
 from weft.core.locations import user_location

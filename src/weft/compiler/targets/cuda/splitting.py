@@ -2,13 +2,12 @@
 
 `weft.compiler.fusion.long_sums` writes a long sum as a loop over blocks, and what else is reduced
 is divided here in the same way: any order gives the same extreme. Where no loop around it is
-parallel, one team would run all of them. Here the blocks become the iterations of a parallel loop,
-which store their results, and a second kernel combines these; where blocks begin, and the order of
-everything, depends on the extent only.
+parallel, one team would run all of them. Here the blocks are launches of their own, as on the
+processor (`weft.compiler.lowering.divided_reductions`), where they need no other results.
 
 >>> from weft.compiler.fusion.long_sums import with_blocks
 >>> from weft.core.dtypes import INDEX, float32
->>> from weft.ir.loops import Update
+>>> from weft.ir.loops import Store, Update
 >>> from weft.ir.scalars import const, index, local
 >>> x, y, i = Buffer("x", float32), Buffer("y", float32, "write"), index("i")
 >>> total = local("t", float32)
@@ -33,31 +32,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.compiler.fusion.long_sums import divide_into_blocks, substitute_scalars
+from weft.compiler.lowering.divided_reductions import (
+    Split,
+    combined_parts,
+    is_in_blocks,
+    parallel_blocks,
+    part_buffers,
+    read_buffers,
+    used_locals,
+)
 from weft.compiler.targets.cuda.merging import merge_accumulations, unroll_sums
 from weft.compiler.targets.cuda.schedule import schedule
-from weft.core.records import frozen
-from weft.ir.loops import (
-    Accumulate,
-    For,
-    Kernel,
-    Let,
-    Statement,
-    Store,
-    expressions,
-    has_loops,
-    walk,
-    written_buffers,
-)
-from weft.ir.scalars import Buffer, Scalar, nodes_in_order
-
-
-@frozen(slots=False)
-class Split:
-    """Kernels that run one after the other, and the memory between them: buffers and counts."""
-
-    kernels: tuple[Kernel, ...]
-    between: tuple[tuple[Buffer, Scalar], ...] = ()
-
+from weft.ir.loops import Accumulate, For, Kernel, Let, Statement, has_loops, written_buffers
+from weft.ir.scalars import Buffer, Scalar
 
 LONGEST_ROW = 256 * 1024
 """Terms of a sum whose error the partial results of one team keep small: at most 256 for each."""
@@ -79,13 +66,10 @@ def split_kernel(kernel: Kernel) -> Split:
         if not isinstance(statement, Accumulate) or not _is_apart(statement, kernel):
             body.append(statement)
             continue
-        made = [
-            Buffer(f"part{len(between) + k}", update.variable.dtype, "both")
-            for k, update in enumerate(statement.updates)
-        ]
-        between += [(buffer, statement.extent) for buffer in made]
-        blocks.append(_blocks(statement, made))
-        body.append(_combine_blocks(statement, made))
+        parts = part_buffers(statement, len(between))
+        between += [(buffer, statement.extent) for buffer in parts]
+        blocks.append(parallel_blocks(statement, parts))
+        body.append(combined_parts(statement, parts))
     if not blocks:
         return Split((kernel,))
     buffers = (*kernel.buffers, *(buffer for buffer, _ in between))
@@ -149,36 +133,9 @@ def _whole_accumulation(loop: Accumulate) -> list[Statement] | None:
 
 def _is_apart(loop: Accumulate, kernel: Kernel) -> bool:
     """Whether a loop over blocks needs nothing that the kernel computes or writes."""
-    if not has_loops(loop.body) or any(update.times is not None for update in loop.updates):
-        return False
-    own = {loop.index}
-    read: set[Buffer] = set()
-    used: set[Scalar] = set()
-    for statement in walk((loop,)):
-        match statement:
-            case Let(variable, _):
-                own.add(variable)
-            case For(index, _) | Accumulate(index, _):
-                own.add(index)
-        if isinstance(statement, Accumulate):
-            own |= {update.variable for update in statement.updates}
-        for root in expressions(statement):
-            used |= {x for x in nodes_in_order(root) if x.op in ("index", "local")}
-            read |= root.buffers
-    return used <= own and not (read & written_buffers(kernel.body)) and not loop.extent.variables
-
-
-def _blocks(loop: Accumulate, made: list[Buffer]) -> For:
-    stores = [
-        Store(buffer, loop.index, update.value)
-        for buffer, update in zip(made, loop.updates, strict=True)
-    ]
-    return For(loop.index, loop.extent, (*loop.body, *stores), "parallel")
-
-
-def _combine_blocks(loop: Accumulate, made: list[Buffer]) -> Accumulate:
-    updates = [
-        replace(update, value=buffer[loop.index])
-        for buffer, update in zip(made, loop.updates, strict=True)
-    ]
-    return Accumulate(loop.index, loop.extent, tuple(updates))
+    own = (loop,)
+    return (
+        is_in_blocks(loop)
+        and not used_locals(own)
+        and not read_buffers(own) & written_buffers(kernel.body)
+    )

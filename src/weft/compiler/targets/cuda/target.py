@@ -89,6 +89,7 @@ CUDA_LIMITS = Limits(
         sums_by_image=False,
         expands_matrix_functions=False,
         mask_operations=0,
+        divided_sum_columns=1,
     ),
     fusion=FusionLimits(
         divided_join_elements=1 << 62,

@@ -25,6 +25,7 @@ from weft.core.dtypes import float32, float64, int64
 from weft.ir.scalars import (
     Scalar,
     absolute,
+    and_,
     bitcast,
     cast,
     const,
@@ -38,6 +39,7 @@ from weft.ir.scalars import (
     rint,
     select,
     sqrt,
+    trunc,
 )
 
 exp, log = DOUBLE["exp"], DOUBLE["log"]
@@ -265,11 +267,30 @@ def _round_result(rule: Function) -> Function:
 
 
 def _tan_of_any(x: Scalar) -> Scalar:
-    return call_rarely(~less(absolute(x), NEAR), "tan", x, _round_result(_tan)(x))
+    return call_rarely(~less(absolute(x), NEAR), "tan", x, otherwise=_round_result(_tan)(x))
+
+
+_WHOLE = 2.0**23
+"""Quotients of float32 from here on are whole numbers, rounded."""
+
+
+def _fmod(x: Scalar, y: Scalar) -> Scalar:
+    """What a quotient leaves that is cut to a whole number, exactly.
+
+    The rest is a multiple of the last digit of y and at most as large as y, so that the fused step
+    does not round it. A quotient that was rounded up to a whole number is one too many.
+    """
+    quotient = x / y
+    rest = fma(-trunc(quotient), y, x)
+    is_beyond = and_(not_equal(rest, 0), not_equal(less(rest, 0), less(x, 0)))
+    rest = select(is_beyond, rest + with_magnitude(x, y), rest)
+    near = select(less(absolute(x), absolute(y)), x, with_magnitude(x, rest))
+    return call_rarely(~less(absolute(quotient), _WHOLE), "fmod", x, y, otherwise=near)
 
 
 ROUNDED: dict[str, Function] = {
     **{name: _round_result(rule) for name, rule in IN_DOUBLE.items()},
     "tan": _tan_of_any,
+    "fmod": _fmod,
 }
-"""Functions of float32 that are computed in float64."""
+"""Functions of float32 that are computed in float64, or with fused steps."""

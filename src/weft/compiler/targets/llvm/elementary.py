@@ -378,7 +378,7 @@ def _circular_function(name: str, quarter: int) -> Function:
         quadrant = quadrant + quarter
         value = select(equal(quadrant & 1, 0), _sine(rest), _cosine(rest))
         near = _float(_bits(value) ^ ((quadrant & 2) << 30))
-        return call_rarely(~less(absolute(x), _FAR), name, x, near)
+        return call_rarely(~less(absolute(x), _FAR), name, x, otherwise=near)
 
     return sine_or_cosine
 
@@ -403,9 +403,9 @@ def call(name: str, *operands: Scalar) -> Scalar:
     return cast(value, dtype)
 
 
-def call_rarely(condition: Scalar, name: str, x: Scalar, otherwise: Scalar) -> Scalar:
+def call_rarely(condition: Scalar, name: str, *operands: Scalar, otherwise: Scalar) -> Scalar:
     """A function of the C library in lanes where a condition holds, called only if one does."""
-    return node("rarely", x.dtype, (condition, x, otherwise), name)
+    return node("rarely", otherwise.dtype, (condition, *operands, otherwise), name)
 
 
 LIBRARY = {

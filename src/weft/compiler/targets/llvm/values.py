@@ -495,8 +495,9 @@ def at_zero(offset: Scalar, variable: Scalar) -> Scalar:
     return x * y
 
 
-def rare_call(lines: Lines, x: Scalar, width: int, condition: str, operand: str, near: str) -> str:
-    """Call a function where a condition holds in some lane, or else keep the value near by."""
+def rare_call(lines: Lines, x: Scalar, width: int, condition: str, *given: str) -> str:
+    """Call a function of operands where a condition holds in some lane, or else keep the last."""
+    *operands, near = given
     kind, wide = Type(x.dtype, width), Type(float64, width)
     some = condition
     if width > 1:
@@ -506,7 +507,7 @@ def rare_call(lines: Lines, x: Scalar, width: int, condition: str, operand: str,
     lines.label(here)
     lines.do(f"br i1 {some}, label %{far}, label %{after}")
     lines.label(far)
-    result = call(lines, wide, x.detail, cast(lines, kind, wide, operand))
+    result = call(lines, wide, x.detail, *[cast(lines, kind, wide, each) for each in operands])
     result = select(lines, kind, condition, cast(lines, wide, kind, result), near)
     lines.do(f"br label %{after}")
     lines.label(after)
