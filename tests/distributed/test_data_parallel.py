@@ -469,7 +469,18 @@ def test_recovery_refuses_state_that_would_be_lost() -> None:
         assert "lost process had a part" in refuse(lambda: trainer(split, "zero2"))
         assert "does not go on" in refuse(lambda: trainer(_model(), wf.train.LocalStrategy(2)))
         experts = distributed.shard_experts(wf.nn.MixtureOfExperts(5, 8, experts=2))
-        assert "experts that are divided" in refuse(lambda: trainer(experts, "data"))
+        assert "lost process had a part" in refuse(lambda: trainer(experts, "data"))
+        mesh = wf.train.MeshStrategy(data=2)
+        assert "lost process had a part" in refuse(lambda: trainer(_model(), mesh))
+        loader = wf.data.DataLoader(wf.data.ArrayDataset(X, Y), batch_size=2)
+        recovery = lambda optimizer: distributed.Recovery(split, optimizer, loader)  # noqa: E731
+        plain = wf.optim.AdamW(split.parameters())
+        assert "is not shared" in refuse(lambda: recovery(plain))
+        distributed.bind_axes({"stage": 2})
+        layers = wf.nn.Sequential(wf.nn.Linear(5, 4), wf.nn.Linear(4, 3))
+        pipeline = distributed.Pipeline(layers, wf.nn.functional.mse_loss)
+        stages = pipeline.share(wf.optim.AdamW(pipeline.parameters()))
+        assert "with other stages" in refuse(lambda: recovery(stages))
 
     distributed.run_threads(run_rank, 2)
 

@@ -22,10 +22,10 @@ from weft.nn import Identity, MixtureOfExperts, Module, ModuleList, Sequential
 from weft.nn.layout import PARAMETER, lay_out, put_together
 
 __all__ = [
-    "Part", "ShardedModule", "forget_part", "gather_part", "gather_value", "is_of_experts",
-    "is_part", "is_tensor_part", "load_whole_state", "note_tensor_part", "own_value", "part_facts",
-    "part_of", "shard_experts", "shard_model", "shard_parameters", "state_handles", "whole_shape",
-    "whole_state",
+    "Part", "ShardedModule", "forget_part", "forget_values", "gather_part", "gather_value",
+    "is_of_experts", "is_part", "is_tensor_part", "load_whole_state", "note_tensor_part",
+    "own_value", "part_facts", "part_of", "shard_experts", "shard_model", "shard_parameters",
+    "state_handles", "whole_shape", "whole_state",
 ]  # fmt: skip
 
 
@@ -172,6 +172,33 @@ def whole_shape(parameter: wf.Tensor) -> tuple[int, ...]:
     """The shape of a parameter, of the whole where it is split."""
     known = part_facts(parameter)
     return tuple(int(size) for size in parameter.shape) if known is None else known.shape
+
+
+def _shape_of_part(parameter: wf.Tensor) -> tuple[int, ...]:
+    """The shape of this process's part of experts, or of a flat parameter, in the world now."""
+    known = part_facts(parameter)
+    assert known is not None
+    size = axis_size(known.mesh_axis)
+    if known.is_expert:
+        return (known.shape[0] // size, *known.shape[1:])
+    return (-(-math.prod(known.shape) // size),)
+
+
+def forget_values(parameter: wf.Tensor) -> None:
+    """Make room in a split parameter for values that are put in place of lost ones.
+
+    A part of experts gets the shape that it has among the processes that there are now. One along
+    an axis where programs compute with it gets that of the whole, which is split again.
+    """
+    known = part_facts(parameter)
+    if known is None:
+        return
+    kind = {"dtype": parameter.dtype, "device": parameter.device}
+    if known.axis is not None:
+        forget_part(parameter)
+    with wf.no_grad():
+        shape = known.shape if known.axis is not None else _shape_of_part(parameter)
+        parameter.set_(wf.zeros(shape, **kind))
 
 
 class ShardedModule(Module):

@@ -36,7 +36,7 @@ from weft.distributed.status import StatusBoard
 
 __all__ = [
     "barrier", "bind_axes", "broadcast_object", "gather_objects", "init", "is_initialized",
-    "local_rank", "rank", "role", "run_threads", "shutdown", "world", "world_size",
+    "local_rank", "mesh_axes", "rank", "role", "run_threads", "shutdown", "world", "world_size",
 ]  # fmt: skip
 
 Result = TypeVar("Result")
@@ -50,6 +50,8 @@ class _Job:
 
     world: Group | None = None
     launch: Launch = ALONE
+    axes: Mapping[str, int] = {}
+    """The mesh that the processes are laid out as."""
 
 
 class _ThreadJob(threading.local):
@@ -176,10 +178,16 @@ def bind_axes(axes: Mapping[str, int]) -> None:
             f'{{"data": {whole.size}}}',
         )
     groups = axis_groups(whole, axes)
+    _job().axes = dict(axes)
     if _thread.job is None:
         bind_groups(groups)
     else:
         bind_thread_groups(groups)
+
+
+def mesh_axes() -> dict[str, int]:
+    """The mesh that the processes are laid out as, with its sizes."""
+    return dict(_job().axes)
 
 
 def axis_groups(whole: Group, axes: Mapping[str, int]) -> dict[str, Group]:
