@@ -455,6 +455,22 @@ def test_a_gpt_with_split_parameters_is_trained_as_a_whole_one() -> None:
             np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.parametrize("way", ["eager", "jit"])
+def test_processes_that_gather_another_modules_parts_are_told_so(way: str) -> None:
+    """Of modules of the same shapes one would compute with parts of both."""
+
+    def run_rank() -> None:
+        layers = [distributed.shard_parameters(wf.nn.Linear(4, 4)) for _ in range(2)]
+        first, second = layers[:: -1 if distributed.rank() else 1]
+        call = lambda first, second: second(first(wf.ones((2, 4))))  # noqa: E731
+        (wf.jit(call) if way == "jit" else call)(first, second)
+
+    with pytest.raises(wf.ProcessError, match="rank 1 differs") as caught:
+        distributed.run_threads(run_rank, 2)
+    assert "part 1.0" in caught.value.got
+    assert "part 2.0" in caught.value.got
+
+
 def test_recovery_refuses_state_that_would_be_lost() -> None:
     def refuse(make: Any) -> str:
         with pytest.raises(wf.UnsupportedError) as caught:

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 import weft as wf
-from weft.collectives import all_gather, axis_size, broadcast, take_shard
+from weft.collectives import all_gather, axis_size, broadcast, gather_of, take_shard
+from weft.distributed.process_group import number_of_module
 from weft.nn import Identity, MixtureOfExperts, Module, ModuleList, Sequential
 from weft.nn.layout import PARAMETER, lay_out, put_together
 
@@ -217,6 +218,8 @@ class ShardedModule(Module):
     ) -> None:
         super().__init__()
         self.module, self.mesh_axis, self.lets_go = module, mesh_axis, lets_go
+        self.number = number_of_module()
+        """What its parts are gathered as: processes that gather another module's are named."""
         layout = lay_out(module)
         roles = {place.index: place.role for place in layout.places}
         left_out = {id(parameter) for parameter in without}
@@ -234,9 +237,13 @@ class ShardedModule(Module):
 
         def call_gathered(*args: Any, **kwargs: Any) -> Any:
             layout = lay_out(self.module)
+            what = f"part {self.number}."
+            pairs = enumerate(zip(layout.tensors, self.shapes, strict=True))
             tensors = [
-                tensor if shape is None else gather_part(tensor, shape, self.mesh_axis)
-                for tensor, shape in zip(layout.tensors, self.shapes, strict=True)
+                tensor
+                if shape is None
+                else gather_part(tensor, shape, self.mesh_axis, f"{what}{place}")
+                for place, (tensor, shape) in pairs
             ]
             return put_together(layout.skeleton, tensors)(*args, **kwargs)
 
@@ -244,9 +251,11 @@ class ShardedModule(Module):
         return call(*args, **kwargs)
 
 
-def gather_part(part: wf.Tensor, shape: tuple[int, ...], mesh_axis: str) -> wf.Tensor:
+def gather_part(
+    part: wf.Tensor, shape: tuple[int, ...], mesh_axis: str, what: str = ""
+) -> wf.Tensor:
     """The whole tensor of a shape, of whose flat elements each process has a part."""
-    whole = all_gather(part, mesh_axis)
+    whole = gather_of(part, mesh_axis, what)
     return whole[: math.prod(shape)].reshape(shape)
 
 
