@@ -30,6 +30,7 @@ from weft.ops.composed.collectives import (
     axis_index,
     axis_size,
     broadcast,
+    gather_of,
     permute,
     reduce_scatter,
     reduce_to,
@@ -40,6 +41,6 @@ from weft.ops.composed.collectives import (
 __all__ = [
     "Communicator", "Pairs", "Reduce", "all_gather", "all_reduce", "all_to_all",
     "axis_index", "axis_size", "bind_groups", "bind_thread_groups", "bound_groups", "broadcast",
-    "find_group", "group_cells", "group_size", "permute", "process_groups", "reduce_scatter",
-    "reduce_to", "running_calls", "sum_of", "take_shard", "user_location",
+    "find_group", "gather_of", "group_cells", "group_size", "permute", "process_groups",
+    "reduce_scatter", "reduce_to", "running_calls", "sum_of", "take_shard", "user_location",
 ]  # fmt: skip

@@ -28,6 +28,7 @@ from weft.ir.dispatch import apply
 from weft.ir.graph import Graph
 from weft.ir.sharding import REPLICATED, Partial, Placement, Replicated, Split, local_type
 from weft.ir.tensor import Tensor, wrap
+from weft.ops.composed.creation import zeros
 from weft.ops.operands import as_tensor
 from weft.ops.sharding_mark import shard_mark
 from weft.transforms.sharding.costs import Costs
@@ -123,6 +124,20 @@ class PartitionedJit(Jit):
                 handle._value = gather_whole(local, part.placements, self._sizes)._value
                 if handle._grad is not None:
                     handle._grad = gather_whole(handle._grad.detach(), part.placements, self._sizes)
+                del self._kept[id(handle)]
+
+    def forget(self, *args: Any, **kwargs: Any) -> None:
+        """Give handles in these arguments, of which processes kept parts, zeros for the whole.
+
+        What processes kept that are gone cannot be gathered any more.
+        """
+        for handle in self._read(args, kwargs).handles:
+            part = self._part_of(handle)
+            if part is not None:
+                device = wrap(handle._value).device
+                whole = zeros(part.kind.shape, dtype=part.kind.dtype, device=device)
+                handle._value = whole._value
+                handle._grad = None
                 del self._kept[id(handle)]
 
     def _part_of(self, handle: Tensor | None) -> KeptPart | None:

@@ -174,6 +174,67 @@ def test_split_parameters_are_written_and_read_in_parts(tmp_path: Path) -> None:
 # --- pipelines ---
 
 
+def _mixture() -> Any:
+    model = wf.nn.Sequential(wf.nn.Linear(5, 6), wf.nn.MixtureOfExperts(6, 4, experts=4))
+    generator = np.random.default_rng(3)
+    with wf.no_grad():
+        for parameter in model.parameters():
+            values = generator.normal(size=parameter.shape).astype(np.float32)
+            parameter.copy_(wf.tensor(values))
+    return model
+
+
+def _whole_numbers(model: Any, optimizer: Any) -> dict[str, np.ndarray]:
+    state = {**distributed.whole_state(model), **optimizer.state_dict()}
+    kept = {name: value for name, value in state.items() if isinstance(value, wf.Tensor)}
+    return {name: np.array(value.detach().numpy()) for name, value in kept.items()}
+
+
+@pytest.mark.parametrize(
+    ("way", "axes"),
+    [
+        ("experts", {"data": 4}), ("copies", {"data": 2, "expert": 2}),
+        ("copies", {"expert": 2, "data": 2}), ("zero1", {"data": 2, "model": 2}),
+        ("zero1", {"model": 2, "data": 2}),
+    ],
+)  # fmt: skip
+def test_parts_along_an_axis_of_a_mesh_are_written_once_and_read_by_any_world(
+    tmp_path: Path, way: str, axes: dict[str, int]
+) -> None:
+    x = np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32)
+
+    def train(checkpoints: distributed.ShardedCheckpoints) -> Any:
+        model = _mixture()
+        if way == "copies":
+            distributed.shard_experts(model, "expert", copies="data")
+        if way == "experts":
+            distributed.shard_experts(model)
+        optimizer = wf.optim.Adam(dict(model.named_parameters()), lr=0.1)
+        axis, zero = ("world" if way == "copies" else "data"), int(way == "zero1")
+        distributed.data_parallel(optimizer, mesh_axis=axis, zero=zero)
+        own = slice(2 * distributed.rank(), 2 * distributed.rank() + 2)
+        optimizer.minimize((model(wf.tensor(x if way == "zero1" else x[own])) ** 2).mean())
+        checkpoints.save(1, model, optimizer)
+        checkpoints.wait()
+        trained = _whole_numbers(model, optimizer)
+        distributed.barrier()
+        optimizer.minimize((model(wf.tensor(x[:2])) ** 2).mean())
+        checkpoints.load(model, optimizer)
+        return trained, _whole_numbers(model, optimizer)
+
+    def run_rank() -> Any:
+        return train(distributed.ShardedCheckpoints(tmp_path))
+
+    model = _mixture()
+    optimizer = wf.optim.Adam(dict(model.named_parameters()), lr=0.1)
+    for trained, loaded in distributed.run_threads(run_rank, 4, axes):
+        distributed.ShardedCheckpoints(tmp_path).load(model, optimizer)
+        alone = _whole_numbers(model, optimizer)
+        for name, value in trained.items():
+            np.testing.assert_array_equal(loaded[name], value, err_msg=name)
+            np.testing.assert_array_equal(alone[name], value, err_msg=name)
+
+
 def _row() -> Any:
     """A row of modules with buffers, whose weights do not depend on the generator."""
     nn, generator = wf.nn, np.random.default_rng(1)

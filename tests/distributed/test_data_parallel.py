@@ -455,6 +455,22 @@ def test_a_gpt_with_split_parameters_is_trained_as_a_whole_one() -> None:
             np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.parametrize("way", ["eager", "jit"])
+def test_processes_that_gather_another_modules_parts_are_told_so(way: str) -> None:
+    """Of modules of the same shapes one would compute with parts of both."""
+
+    def run_rank() -> None:
+        layers = [distributed.shard_parameters(wf.nn.Linear(4, 4)) for _ in range(2)]
+        first, second = layers[:: -1 if distributed.rank() else 1]
+        call = lambda first, second: second(first(wf.ones((2, 4))))  # noqa: E731
+        (wf.jit(call) if way == "jit" else call)(first, second)
+
+    with pytest.raises(wf.ProcessError, match="rank 1 differs") as caught:
+        distributed.run_threads(run_rank, 2)
+    assert "part 1.0" in caught.value.got
+    assert "part 2.0" in caught.value.got
+
+
 def test_recovery_refuses_state_that_would_be_lost() -> None:
     def refuse(make: Any) -> str:
         with pytest.raises(wf.UnsupportedError) as caught:
@@ -469,7 +485,18 @@ def test_recovery_refuses_state_that_would_be_lost() -> None:
         assert "lost process had a part" in refuse(lambda: trainer(split, "zero2"))
         assert "does not go on" in refuse(lambda: trainer(_model(), wf.train.LocalStrategy(2)))
         experts = distributed.shard_experts(wf.nn.MixtureOfExperts(5, 8, experts=2))
-        assert "experts that are divided" in refuse(lambda: trainer(experts, "data"))
+        assert "lost process had a part" in refuse(lambda: trainer(experts, "data"))
+        mesh = wf.train.MeshStrategy(data=2)
+        assert "lost process had a part" in refuse(lambda: trainer(_model(), mesh))
+        loader = wf.data.DataLoader(wf.data.ArrayDataset(X, Y), batch_size=2)
+        recovery = lambda optimizer: distributed.Recovery(split, optimizer, loader)  # noqa: E731
+        plain = wf.optim.AdamW(split.parameters())
+        assert "is not shared" in refuse(lambda: recovery(plain))
+        distributed.bind_axes({"stage": 2})
+        layers = wf.nn.Sequential(wf.nn.Linear(5, 4), wf.nn.Linear(4, 3))
+        pipeline = distributed.Pipeline(layers, wf.nn.functional.mse_loss)
+        stages = pipeline.share(wf.optim.AdamW(pipeline.parameters()))
+        assert "with other stages" in refuse(lambda: recovery(stages))
 
     distributed.run_threads(run_rank, 2)
 

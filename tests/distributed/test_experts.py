@@ -213,6 +213,26 @@ def test_a_trainers_checkpoint_of_divided_experts_is_read_by_one_process(tmp_pat
         np.testing.assert_allclose(resumed[name], value, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
+@pytest.mark.parametrize("strategy", ["data", "zero3", "pipeline"])
+def test_divided_experts_are_evaluated_on_any_number_of_batches(strategy: str) -> None:
+    """They exchange rows, so all processes compute as many batches, each of as many rows."""
+
+    def evaluate() -> tuple[float, float]:
+        model = wf.nn.Sequential(_layer(capacity_factor=None), wf.nn.Tanh())
+        distributed.shard_experts(model)
+        optimizer = wf.optim.SGD(dict(model.named_parameters()), lr=0.1)
+        chosen = wf.train.PipelineStrategy(1) if strategy == "pipeline" else strategy
+        trainer = wf.train.Trainer(
+            model, "mse_loss", optimizer, strategy=chosen, metrics=["mae"], progress=False
+        )
+        numbers = trainer.evaluate((X[:23], Y[:23]), batch_size=6)  # three rounds: 6 6, 6, 5
+        return numbers["loss"], numbers["mae"]
+
+    alone = distributed.run_threads(evaluate, 1)[0]
+    for found in distributed.run_threads(evaluate, 2):
+        np.testing.assert_allclose(found, alone, rtol=1e-5)
+
+
 def test_mixtures_that_cannot_be_are_refused() -> None:
     with pytest.raises(wf.ArgumentError, match="no sizes of a mixture"):
         wf.nn.MixtureOfExperts(4, 4, experts=2, k=3)

@@ -145,6 +145,24 @@ def test_who_waits_for_a_process_whose_script_is_over_ends_soon(way: str, tmp_pa
     assert "job.py:7" in job.stderr
 
 
+STOPPED = """
+import os, signal
+import weft as wf
+wf.distributed.init(timeout=3)
+for step in range(9):
+    wf.distributed.barrier()
+    if step == 5 and wf.distributed.rank() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_a_stopped_process_ends_the_job_with_the_code_of_those_that_waited(tmp_path: Path) -> None:
+    job = launch(tmp_path, STOPPED)
+    assert job.returncode == 75
+    assert job.stderr.startswith("rank 0 failed first, with exit code 75")
+    assert "rank 1 ended with 70: late: others waited for it" in job.stderr
+
+
 ENDLESS = """
 import os, time
 from pathlib import Path

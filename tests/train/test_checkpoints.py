@@ -361,3 +361,9 @@ def test_at_least_one_is_kept(tmp_path: Path) -> None:
         CheckpointFolder(tmp_path, keep=0)
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
         CheckpointFolder(tmp_path).load()
+
+
+def test_checkpoints_that_are_wanted_without_a_folder_are_refused_at_once() -> None:
+    net = wf.nn.Linear(2, 1)
+    with pytest.raises(wf.ArgumentError, match="there is no folder for checkpoints"):
+        wf.train.Trainer(net, "mse_loss", wf.optim.SGD(net.parameters()), checkpoint_every=5)

@@ -19,7 +19,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from argparse import Namespace
@@ -31,6 +30,8 @@ from typing import IO, Any, NamedTuple
 from weft.cli.from_files import is_settings
 from weft.cli.mistakes import Mistake
 from weft.distributed.environment import HOST, LAUNCHER, RESTARTS
+from weft.distributed.group import TIMED_OUT
+from weft.distributed.job_folder import make_job_folder, remove_job_folder
 from weft.distributed.process_group import USUAL_TIMEOUT
 from weft.distributed.regrouping import WENT_ON
 from weft.distributed.status import DONE, STATUS, StatusBoard
@@ -68,7 +69,7 @@ class Failure(NamedTuple):
 def launch(flags: Namespace) -> int:
     """Start the processes, pass their output on, and judge how the job ended."""
     _check(flags)
-    folder = Path(tempfile.mkdtemp(prefix="weft-job-", dir=flags.folder))
+    folder = make_job_folder(flags.folder)
     environment = {**os.environ, "WEFT_JOB_FOLDER": str(folder)}
     if flags.timeout is not None:
         environment["WEFT_TIMEOUT"] = str(flags.timeout)
@@ -85,7 +86,7 @@ def launch(flags: Namespace) -> int:
     except _Ended as ended:
         return 128 + ended.signal
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_job_folder(folder)
 
 
 class _Ended(BaseException):
@@ -381,13 +382,21 @@ def _failures(folder: Path, processes: int) -> list[Failure]:
     ]
     recorded = _recorded_failures(folder, ranks)
     told = {failure.rank for failure in recorded}
-    lost = [rank for rank in ranks if rank not in told]
-    return [*recorded, *(Failure(r, LOST, _text_of_lost(folder, processes, r)) for r in lost)]
+    # What others waited for until their time was over was stopped, or hangs, and was ended here.
+    is_late = any(failure.code == TIMED_OUT for failure in recorded)
+    text = "late: others waited for it" if is_late else "lost: it ended without a word"
+    return [
+        *recorded,
+        *(
+            Failure(rank, LOST, _text_of_lost(folder, processes, rank, text), follows=is_late)
+            for rank in ranks
+            if rank not in told
+        ),
+    ]
 
 
-def _text_of_lost(folder: Path, processes: int, rank: int) -> str:
+def _text_of_lost(folder: Path, processes: int, rank: int, text: str) -> str:
     """What is said of a process that wrote nothing: its last operation, where it is known here."""
-    text = "lost: it ended without a word"
     if not (folder / STATUS).exists():
         return text
     board = StatusBoard(folder, processes)

@@ -31,18 +31,20 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import weft as wf
+from weft.distributed.mesh import Mesh
 from weft.distributed.parameters import (
     gather_value,
     is_part,
     is_tensor_part,
     own_value,
-    part_of,
+    part_facts,
     state_handles,
     whole_shape,
 )
@@ -51,6 +53,7 @@ from weft.distributed.process_group import (
     broadcast_object,
     gather_objects,
     is_initialized,
+    mesh_axes,
     world,
 )
 from weft.distributed.sharing import GradientSharing
@@ -93,10 +96,10 @@ class _Entry(NamedTuple):
     name: str
     handle: wf.Tensor
     shape: tuple[int, ...]
-    is_part: bool
-    """Whether the handle holds this process's part alone."""
+    own_part: Callable[[wf.Tensor], wf.Tensor] | None
+    """Of a handle that holds this process's part alone: how that is taken of the whole."""
     writer: Writer | None
-    """None where processes with another stage write it."""
+    """None where other processes write it: those with another stage, or with the same part."""
     other_name: str = ""
     """The name that a pipeline would have given it, by the model's name of its parameter."""
     along_model: AlongModel | None = None
@@ -195,8 +198,8 @@ class ShardedCheckpoints:
                 value = whole[entry.name]
                 if entry.along_model is not None:
                     value = entry.along_model.take(value)
-                elif entry.is_part:
-                    value = part_of(value, "data")
+                elif entry.own_part is not None:
+                    value = entry.own_part(value)
                 entry.handle.copy_(value)
         return manifest
 
@@ -279,8 +282,11 @@ def _entries(model: Any, optimizer: Any) -> Iterator[_Entry]:
         stages.scatter()
     handles = state_handles(model if stages is None else stages.model)
     for name, handle in handles.items():
-        shape, part = whole_shape(handle), is_part(handle)
-        entry = _Entry(f"model.{name}", handle, shape, part, writes(handle))
+        known = part_facts(handle)
+        take = None if known is None else partial(own_value, parameter=handle)
+        axis = None if known is None or stages is not None else known.mesh_axis
+        writer = writes(handle) if axis is None else _writer_along(axis)
+        entry = _Entry(f"model.{name}", handle, whole_shape(handle), take, writer)
         yield entry if stages is None else _along_model(entry, handle, stages, None)
     if optimizer is None:
         return
@@ -291,12 +297,18 @@ def _entries(model: Any, optimizer: Any) -> Iterator[_Entry]:
         parameter = parameters.get(name)
         of_part = parameter is not None and (is_split or is_part(parameter))
         like = parameter if of_part and parameter is not None else handle
-        own, other = f"optimizer.{name}", ""
+        own, other, take, writer = f"optimizer.{name}", "", None, writes(parameter)
+        if of_part and parameter is not None:
+            known = part_facts(parameter)
+            take = partial(optimizer.sharing.own_state, parameter=parameter)
+            if stages is None:
+                axis = optimizer.sharing.mesh_axis if known is None else known.mesh_axis
+                writer = _writer_along(axis)
         if parameter is not None:
             other = f"optimizer.state.{names.get(id(parameter))}.{name.rpartition('.')[2]}"
         if stages is not None and other:
             own = other
-        entry = _Entry(own, handle, whole_shape(like), of_part, writes(parameter), other)
+        entry = _Entry(own, handle, whole_shape(like), take, writer, other)
         if stages is not None and parameter is not None:
             entry = _along_model(entry, parameter, stages, optimizer.sharing)
         yield entry
@@ -316,7 +328,19 @@ def _along_model(
         lambda value: take(value, parameter),
         owners[id(parameter)] == pipeline.rank,
     )
-    return entry._replace(is_part=False, along_model=along)
+    return entry._replace(own_part=None, along_model=along)
+
+
+def _writer_along(mesh_axis: str) -> Writer | None:
+    """Who writes what processes along an axis have parts of: the first ones along all others."""
+    rank, size = _place()
+    axes = mesh_axes()
+    if mesh_axis not in axes:
+        return rank, size  # the axis of all processes
+    mesh = Mesh(costs=None, **axes)
+    places = mesh.coordinates(rank)
+    is_first = not any(place for name, place in places.items() if name != mesh_axis)
+    return (places[mesh_axis], axes[mesh_axis]) if is_first else None
 
 
 def _writer_of_stages(pipeline: Pipeline) -> Callable[[wf.Tensor | None], Writer | None]:
@@ -366,7 +390,7 @@ def _own_part(entry: _Entry) -> Array | None:
     each = -(-count // size)
     begin, end = min(rank * each, count), min((rank + 1) * each, count)
     flat = handle.detach().numpy().reshape(-1)
-    return np.array(flat[: end - begin] if entry.is_part else flat[begin:end])
+    return np.array(flat[: end - begin] if entry.own_part is not None else flat[begin:end])
 
 
 def _join_parts(

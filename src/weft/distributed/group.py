@@ -192,7 +192,10 @@ class Group:
     def compare(self, description: str) -> None:
         """Raise an error on every process if not all of them give the same text."""
         with self.watch.during(description, self.members):
-            self._compare(description)
+            try:
+                self._compare(description)
+            except LostProcess as lost:
+                raise self.lost_error("distributed", str(lost)) from lost
 
     def _compare(self, description: str) -> None:
         digest = _digest_of(description)
@@ -351,7 +354,11 @@ class Group:
     def subgroup(self, ranks: Sequence[int], name: str) -> Group:
         """The group of some ranks, this one among them; disjoint groups are made at once."""
         members = [self.members[rank] for rank in ranks]
-        return Group(self.engine.subgroup(ranks), name, self.watch, self.checks, members)
+        try:
+            engine = self.engine.subgroup(ranks)
+        except LostProcess as lost:
+            raise self.lost_error(f"the group of {name!r}", str(lost)) from lost
+        return Group(engine, name, self.watch, self.checks, members)
 
 
 def _digest_of(text: str) -> int:

@@ -17,15 +17,16 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 import weft as wf
-from weft.collectives import all_gather, axis_size, broadcast, take_shard
+from weft.collectives import all_gather, axis_size, broadcast, gather_of, take_shard
+from weft.distributed.process_group import number_of_module
 from weft.nn import Identity, MixtureOfExperts, Module, ModuleList, Sequential
 from weft.nn.layout import PARAMETER, lay_out, put_together
 
 __all__ = [
-    "Part", "ShardedModule", "forget_part", "gather_part", "gather_value", "is_of_experts",
-    "is_part", "is_tensor_part", "load_whole_state", "note_tensor_part", "own_value", "part_facts",
-    "part_of", "shard_experts", "shard_model", "shard_parameters", "state_handles", "whole_shape",
-    "whole_state",
+    "Part", "ShardedModule", "forget_part", "forget_values", "gather_part", "gather_value",
+    "is_of_experts", "is_part", "is_tensor_part", "load_whole_state", "note_tensor_part",
+    "own_value", "part_facts", "part_of", "shard_experts", "shard_model", "shard_parameters",
+    "state_handles", "whole_shape", "whole_state",
 ]  # fmt: skip
 
 
@@ -174,6 +175,33 @@ def whole_shape(parameter: wf.Tensor) -> tuple[int, ...]:
     return tuple(int(size) for size in parameter.shape) if known is None else known.shape
 
 
+def _shape_of_part(parameter: wf.Tensor) -> tuple[int, ...]:
+    """The shape of this process's part of experts, or of a flat parameter, in the world now."""
+    known = part_facts(parameter)
+    assert known is not None
+    size = axis_size(known.mesh_axis)
+    if known.is_expert:
+        return (known.shape[0] // size, *known.shape[1:])
+    return (-(-math.prod(known.shape) // size),)
+
+
+def forget_values(parameter: wf.Tensor) -> None:
+    """Make room in a split parameter for values that are put in place of lost ones.
+
+    A part of experts gets the shape that it has among the processes that there are now. One along
+    an axis where programs compute with it gets that of the whole, which is split again.
+    """
+    known = part_facts(parameter)
+    if known is None:
+        return
+    kind = {"dtype": parameter.dtype, "device": parameter.device}
+    if known.axis is not None:
+        forget_part(parameter)
+    with wf.no_grad():
+        shape = known.shape if known.axis is not None else _shape_of_part(parameter)
+        parameter.set_(wf.zeros(shape, **kind))
+
+
 class ShardedModule(Module):
     """A module whose parameters are gathered when it is called.
 
@@ -190,6 +218,8 @@ class ShardedModule(Module):
     ) -> None:
         super().__init__()
         self.module, self.mesh_axis, self.lets_go = module, mesh_axis, lets_go
+        self.number = number_of_module()
+        """What its parts are gathered as: processes that gather another module's are named."""
         layout = lay_out(module)
         roles = {place.index: place.role for place in layout.places}
         left_out = {id(parameter) for parameter in without}
@@ -207,9 +237,13 @@ class ShardedModule(Module):
 
         def call_gathered(*args: Any, **kwargs: Any) -> Any:
             layout = lay_out(self.module)
+            what = f"part {self.number}."
+            pairs = enumerate(zip(layout.tensors, self.shapes, strict=True))
             tensors = [
-                tensor if shape is None else gather_part(tensor, shape, self.mesh_axis)
-                for tensor, shape in zip(layout.tensors, self.shapes, strict=True)
+                tensor
+                if shape is None
+                else gather_part(tensor, shape, self.mesh_axis, f"{what}{place}")
+                for place, (tensor, shape) in pairs
             ]
             return put_together(layout.skeleton, tensors)(*args, **kwargs)
 
@@ -217,9 +251,11 @@ class ShardedModule(Module):
         return call(*args, **kwargs)
 
 
-def gather_part(part: wf.Tensor, shape: tuple[int, ...], mesh_axis: str) -> wf.Tensor:
+def gather_part(
+    part: wf.Tensor, shape: tuple[int, ...], mesh_axis: str, what: str = ""
+) -> wf.Tensor:
     """The whole tensor of a shape, of whose flat elements each process has a part."""
-    whole = all_gather(part, mesh_axis)
+    whole = gather_of(part, mesh_axis, what)
     return whole[: math.prod(shape)].reshape(shape)
 
 

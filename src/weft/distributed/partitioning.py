@@ -113,6 +113,13 @@ class PartitionedFunction:
         """Give tensors that hold parts their whole values; all processes must call it."""
         self._jit.gather(*args, **kwargs)
 
+    def forget(self, *args: Any, **kwargs: Any) -> None:
+        """Give tensors that hold parts zeros of the whole's shape, before other values are put in.
+
+        What processes had that are lost cannot be gathered; no process needs to call it.
+        """
+        self._jit.forget(*args, **kwargs)
+
     def _has_groups(self) -> bool:
         """Whether processes stand behind every axis of the mesh; else all run in lockstep here.
 

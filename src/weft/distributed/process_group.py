@@ -32,11 +32,13 @@ from weft.distributed.engines.threads import ThreadEngine, thread_engines
 from weft.distributed.engines.threads import run_threads as run_in_threads
 from weft.distributed.environment import Launch, find_launch
 from weft.distributed.group import Group, Watch
+from weft.distributed.job_folder import note_shared_memory
 from weft.distributed.status import StatusBoard
 
 __all__ = [
     "barrier", "bind_axes", "broadcast_object", "gather_objects", "init", "is_initialized",
-    "local_rank", "rank", "role", "run_threads", "shutdown", "world", "world_size",
+    "local_rank", "mesh_axes", "number_of_module", "rank", "role", "run_threads", "shutdown",
+    "world", "world_size",
 ]  # fmt: skip
 
 Result = TypeVar("Result")
@@ -50,6 +52,10 @@ class _Job:
 
     world: Group | None = None
     launch: Launch = ALONE
+    axes: Mapping[str, int] = {}
+    """The mesh that the processes are laid out as."""
+    modules: int = 0
+    """How many split modules were made; all processes make them in the same order."""
 
 
 class _ThreadJob(threading.local):
@@ -95,6 +101,8 @@ def init(
     seconds = float(os.environ.get("WEFT_TIMEOUT", USUAL_TIMEOUT)) if timeout is None else timeout
     joined_engine = _start_engine(engine, launch, seconds)
     _check_world(joined_engine, launch, world_size)
+    if launch.folder and joined_engine.size > 1:
+        note_shared_memory(launch.folder, launch.rank)
     board = StatusBoard(launch.folder, launch.size) if launch.folder else None
     grace = seconds / 2 if joined_engine.ends_waits else 0.0  # its own error comes first
     watch = Watch(joined_engine.rank, seconds, board, grace)
@@ -176,10 +184,22 @@ def bind_axes(axes: Mapping[str, int]) -> None:
             f'{{"data": {whole.size}}}',
         )
     groups = axis_groups(whole, axes)
+    _job().axes = dict(axes)
     if _thread.job is None:
         bind_groups(groups)
     else:
         bind_thread_groups(groups)
+
+
+def mesh_axes() -> dict[str, int]:
+    """The mesh that the processes are laid out as, with its sizes."""
+    return dict(_job().axes)
+
+
+def number_of_module() -> int:
+    """The number of a split module that is made now, the same on all processes."""
+    _job().modules += 1
+    return _job().modules
 
 
 def axis_groups(whole: Group, axes: Mapping[str, int]) -> dict[str, Group]:

@@ -19,9 +19,10 @@ from dataclasses import replace
 from typing import Any
 
 import weft as wf
+from weft.collectives import axis_index, axis_size
 from weft.data.dataset import check_count
 from weft.distributed.checkpoints import ShardedCheckpoints
-from weft.distributed.process_group import broadcast_object, world
+from weft.distributed.process_group import broadcast_object
 from weft.distributed.regrouping import (
     Members,
     is_loss,
@@ -54,6 +55,7 @@ class Recovery:
         every: int = 100,
     ) -> None:
         has_checkpoints = checkpoints is not None
+        _check_optimizer(optimizer)
         self._members = Members("distributed.Recovery", optimizer, has_checkpoints)
         self.model, self.optimizer, self.loader, self.epochs = model, optimizer, loader, epochs
         self.checkpoints = checkpoints
@@ -63,7 +65,7 @@ class Recovery:
         self._is_new = self._members.is_joining
         self._is_saved = not has_checkpoints
         """Whether what others would go on from is what this process has."""
-        loader.share(world().rank, world().size)
+        self._share_loader()
         self._place: tuple[int, int] = loader.position
 
     @property
@@ -147,15 +149,21 @@ class Recovery:
         self._is_new = False
         self.optimizer.zero_grad()  # of the step that was not finished
         self.loader.seek(*self._place)
-        self.loader.share(world().rank, world().size)
+        self._share_loader()
         self._is_renewed = True
+
+    def _share_loader(self) -> None:
+        """Take this process's part of the batches, along the axis that gradients are shared on."""
+        axis = self.optimizer.sharing.mesh_axis
+        self.loader.share(int(axis_index(axis).item()), axis_size(axis))
 
     def _take_state(self) -> None:
         """Take the state of the process that came furthest."""
         handles = training_handles(self.model, self.optimizer)
         own_steps = -1 if self._is_new else self.steps
         self.steps, self._place = take_newest(handles, own_steps, self._place)
-        self.optimizer.sharing = replace(self.optimizer.sharing, size=world().size)
+        sharing = self.optimizer.sharing
+        self.optimizer.sharing = replace(sharing, size=axis_size(sharing.mesh_axis))
 
     def _restore(self, checkpoints: ShardedCheckpoints) -> bool:
         """Take the state of the last checkpoint; whether there is one."""
@@ -163,7 +171,7 @@ class Recovery:
         path = broadcast_object(checkpoints.latest())
         if path is None:
             return False
-        split_anew(self.model, self.optimizer, world().size)
+        split_anew(self.model, self.optimizer)
         facts = checkpoints.load(self.model, self.optimizer, path)
         assert facts is not None
         first, second = facts["place"]
@@ -172,3 +180,20 @@ class Recovery:
         state = wf.tensor(key, dtype="uint32"), wf.tensor(counter, dtype="uint64")
         wf.random.set_state(wf.random.GeneratorState(*state))
         return True
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    """Refuse an optimiser that no sharing tells of, and one of a pipeline's stages."""
+    sharing = optimizer.sharing
+    if sharing is None or sharing.stage_axis is not None:
+        raise wf.UnsupportedError(
+            "distributed.Recovery",
+            "processes with other stages cannot take over from each other in a loop of one's own"
+            if sharing is not None
+            else "the optimiser is not shared with other processes",
+            expected="an optimiser shared by data_parallel(optimizer)",
+            got={"sharing": sharing},
+            fix="Trainer(..., strategy=PipelineStrategy(...), recover=True)"
+            if sharing is not None
+            else "optimizer = wf.distributed.data_parallel(optimizer)",
+        )

@@ -6,22 +6,25 @@ True
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import weft as wf
+from weft.collectives import find_group
 from weft.distributed.environment import find_launch
 from weft.distributed.group import Group
 from weft.distributed.membership import LeftOut
-from weft.distributed.parameters import is_of_experts
+from weft.distributed.parameters import is_of_experts, part_facts
 from weft.distributed.process_group import (
     gather_objects,
     join_world,
+    mesh_axes,
     replace_world,
     restarts,
     world,
@@ -29,8 +32,8 @@ from weft.distributed.process_group import (
 from weft.optim.states import named_tensors
 
 __all__ = [
-    "WENT_ON", "Members", "has_quorum", "is_loss", "joining_error", "no_checkpoint", "take_newest",
-    "training_handles",
+    "WENT_ON", "Members", "has_quorum", "is_loss", "joining_error", "mesh_of", "no_checkpoint",
+    "take_newest", "training_handles",
 ]  # fmt: skip
 
 WENT_ON = "went-on-"
@@ -52,6 +55,29 @@ def has_quorum(before: Sequence[int], left: Sequence[int]) -> bool:
     """
     twice = 2 * len(left)
     return twice > len(before) or (twice == len(before) and min(before) in left)
+
+
+def mesh_of(
+    count: int, axes: Mapping[str, int], experts: Sequence[tuple[str, int]] = ()
+) -> dict[str, int] | None:
+    """The largest mesh of at most so many processes; only the axis "data" may have another size.
+
+    The others say which parts of a model a process has. experts: axes along which experts are
+    divided, and how many there are. None where no mesh is that small.
+
+    >>> mesh_of(5, {"data": 3, "stage": 2}), mesh_of(3, {"model": 4})
+    ({'data': 2, 'stage': 2}, None)
+    >>> mesh_of(3, {"data": 4}, [("data", 8)])
+    {'data': 2}
+    """
+    others = math.prod(size for name, size in axes.items() if name != "data")
+    most = count // others if "data" in axes else min(count // others, 1)
+    for rows in range(most, 0, -1):
+        mesh = {name: rows if name == "data" else size for name, size in axes.items()}
+        sizes = {**mesh, "world": rows * others}
+        if all(number % sizes[name] == 0 for name, number in experts):
+            return mesh
+    return None
 
 
 JOINS = "a process joins the group"
@@ -78,13 +104,17 @@ def joining_error() -> wf.ProcessError:
 class Members:
     """The processes that are left of those at the start, and how they go on after a loss.
 
-    `ranks` are their ranks at the start, `own` that of this one; `losses` holds, for each
-    recovery, the ranks that were lost and the seconds it took.
+    They are laid out as the mesh that there was, with fewer places along "data". Those that it has
+    no place for then are left out. `ranks` are their ranks at the start, `own` that of this one;
+    `losses` holds, for each recovery, the ranks that were lost or left out and the seconds it took.
     """
 
     def __init__(self, op: str, optimizer: Any, has_checkpoints: bool = False) -> None:
         group = world()
-        _check_state(op, optimizer, has_checkpoints)
+        if not has_checkpoints:
+            _check_state(op, optimizer)
+        self._axes = mesh_axes()
+        self._experts = _experts_of(optimizer)
         if group.size > 1 and not hasattr(group.engine, "survivors"):
             raise wf.UnsupportedError(
                 op,
@@ -127,7 +157,7 @@ class Members:
         group = join_world()
         self.own = group.engine.generation.membership.own  # type: ignore[attr-defined]
         self.is_joining = False
-        self._take_ranks(group)
+        self._take_ranks(group, self._ranks_of(group))
         self.joined = []
         go_on()
 
@@ -146,21 +176,65 @@ class Members:
         if generation is not None:
             generation.membership.finish()
 
-    def _take_ranks(self, group: Group) -> list[int]:
-        """Make a group the world; the members of the one before that are not in it."""
-        replace_world(group, {"data": group.size})
+    def _ranks_of(self, group: Group) -> list[int]:
+        """The ranks at the start of the processes of a group, which it then knows."""
         ranks = [int(rank) for rank in group.all_gather(np.array(self.own))]
+        launch = find_launch(os.environ)
+        group.members = ranks if launch is None else [rank % launch.size for rank in ranks]
+        return ranks
+
+    def _take_ranks(self, whole: Group, present: list[int]) -> list[int]:
+        """Make a group the world, as far as the mesh goes; the members of before that are out."""
+        axes = mesh_of(whole.size, self._axes, self._experts)
+        if axes is None:
+            raise self._too_few(whole.size)
+        places = math.prod(axes.values())
+        group, ranks = self._group_of_mesh(whole, places), present[:places]
+        replace_world(group, axes)
         lost = [rank for rank in self.ranks if rank not in ranks]
         self.joined += [rank for rank in ranks if rank not in self.ranks and rank != self.own]
         self.ranks = ranks
-        launch = find_launch(os.environ)
-        group.members = ranks if launch is None else [rank % launch.size for rank in ranks]
         return lost
+
+    def _too_few(self, count: int) -> wf.ProcessError:
+        """The error where those that are left are no mesh."""
+        least = math.prod(size for name, size in self._axes.items() if name != "data")
+        experts = "".join(f", of which {number} experts are divided" for _, number in self._experts)
+        return wf.ProcessError(
+            "distributed.Recovery",
+            "those that are left are too few for the mesh",
+            expected=f"at least {least} processes" if count < least else "a mesh that divides all",
+            got={"left": count, "mesh": f"{self._axes}{experts[:60]}"},
+            note='only the axis "data" may get smaller: others say which parts processes have',
+            fix="start again with another mesh, from the last checkpoint: fit(..., resume=True)",
+        )
+
+    def _group_of_mesh(self, whole: Group, places: int) -> Group:
+        """The group of the first so many processes; the others are left out, and told so."""
+        if places == whole.size:
+            return whole
+        is_in = whole.rank < places
+        own = range(places) if is_in else range(places, whole.size)
+        group = whole.subgroup(own, "world")
+        if is_in:
+            return group
+        _note_losses([self.own])  # the launcher lets the others go on
+        raise wf.ProcessError(
+            "distributed.Recovery",
+            "the mesh of those that are left has no place for this process",
+            expected=f"{places} of {whole.size} processes, with the mesh that was {self._axes}",
+            got={"rank": self.own, "left": whole.size, "in the mesh": places},
+            fix="nothing: the others go on without it",
+        )
 
     def _regroup(self, error: wf.ProcessError) -> list[int]:
         """Make the world that of the processes that are left; the ranks that are not."""
         old, before = world(), self.ranks
         engine: Any = old.engine
+        for axis in self._axes:
+            along = find_group("distributed.Recovery", axis)
+            if isinstance(along, Group) and along is not old:
+                along.engine.interrupt()  # those that wait for this process along it come, too
         last = f"rank {self.own} was last in {error.op} at {error.at}"
         try:
             with old.watch.during("the meeting of those that are left", extra=MEETING):
@@ -176,32 +250,25 @@ class Members:
                 fix=left_out.fix,
                 at=error.at,
             ) from error
-        lost = self._take_ranks(Group(survivors, "world", old.watch, old.checks, ()))
-        if not has_quorum(before, [rank for rank in self.ranks if rank in before]):
+        whole = Group(survivors, "world", old.watch, old.checks, ())
+        present = self._ranks_of(whole)
+        if not has_quorum(before, [rank for rank in present if rank in before]):
             raise wf.ProcessError(
                 "distributed.Recovery",
                 "too few processes are left to go on",
                 expected=f"more than half of {len(before)}, or half with the lowest rank",
-                got={"left": self.ranks, "lost": lost},
+                got={"left": present, "lost": [rank for rank in before if rank not in present]},
                 note=last,
                 fix="start again from the last checkpoint",
                 at=error.at,
             ) from error
-        return lost
+        return self._take_ranks(whole, present)
 
 
-def _check_state(op: str, optimizer: Any, has_checkpoints: bool) -> None:
-    """Refuse state of which a lost process has a part, where no checkpoint brings it back."""
+def _check_state(op: str, optimizer: Any) -> None:
+    """Refuse state of which a lost process has a part: no checkpoint brings it back."""
     sharing = optimizer.sharing
-    if any(map(is_of_experts, optimizer.parameters)):
-        raise wf.UnsupportedError(
-            op,
-            "experts that are divided are lost with their process, and others need not divide them",
-            expected="parameters that are whole, or split by ZeRO",
-            got={"parameters": sum(map(is_of_experts, optimizer.parameters))},
-            fix="leave recovery out, and start again with fit(..., resume=True)",
-        )
-    if sharing is None or ((sharing.zero or any(sharing.are_split)) and not has_checkpoints):
+    if sharing is None or sharing.zero or any(sharing.are_split):
         raise wf.UnsupportedError(
             op,
             "a lost process had a part of the state that no other has",
@@ -210,6 +277,12 @@ def _check_state(op: str, optimizer: Any, has_checkpoints: bool) -> None:
             fix='Trainer(..., recover=True, checkpoint_folder="run"), or Recovery(..., '
             'checkpoints=ShardedCheckpoints("run"), every=100)',
         )
+
+
+def _experts_of(optimizer: Any) -> list[tuple[str, int]]:
+    """The axes that experts are divided along, and how many experts."""
+    facts = [part_facts(each) for each in optimizer.parameters if is_of_experts(each)]
+    return sorted({(known.mesh_axis, known.shape[0]) for known in facts if known is not None})
 
 
 def take_newest(handles: Sequence[wf.Tensor], step: int, facts: Any) -> tuple[int, Any]:

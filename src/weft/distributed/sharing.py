@@ -9,7 +9,6 @@ each process keeps the optimiser's state of its part of every parameter, and upd
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,6 +25,7 @@ from weft.collectives import (
 )
 from weft.distributed.group import Group
 from weft.distributed.parameters import (
+    forget_values,
     gather_value,
     is_of_experts,
     is_part,
@@ -129,25 +129,21 @@ def _compare_optimizers(op: str, optimizer: Any, mesh_axis: str, how: str) -> No
         group.compare_facts(op, {"what is shared": how, **shown})
 
 
-def split_anew(model: Any, optimizer: Any, size: int) -> None:
-    """Give parts of parameters and state the shape that they have among so many processes.
+def split_anew(model: Any, optimizer: Any) -> None:
+    """Give parts of parameters and state the shape that they have in the world that is now.
 
-    They hold zeros until a checkpoint is put in place, as what a lost process had is gone.
+    They hold no values until a checkpoint is put in place, as what a lost process had is gone.
     """
-    optimizer.sharing = replace(optimizer.sharing, size=size)
-
-    def empty_part(handle: wf.Tensor, like: wf.Tensor) -> wf.Tensor:
-        columns = -(-math.prod(whole_shape(like)) // size)
-        return wf.zeros(columns, dtype=handle.dtype, device=handle.device)
-
+    sharing = replace(optimizer.sharing, size=axis_size(optimizer.sharing.mesh_axis))
+    optimizer.sharing = sharing
     with wf.no_grad():
-        for parameter, slots in zip(optimizer.parameters, optimizer.state, strict=True):
-            if optimizer.sharing.has_parts or is_part(parameter):
-                for value in slots.values():
-                    value.set_(empty_part(value, parameter))
         for parameter in model.parameters():
-            if is_part(parameter):
-                parameter.set_(empty_part(parameter, parameter))
+            forget_values(parameter)
+        states = zip(optimizer.parameters, optimizer.state, optimizer.initial_states(), strict=True)
+        for parameter, slots, initial in states:
+            if is_part(parameter) or sharing.has_parts:
+                for name, value in slots.items():
+                    value.set_(sharing.part(initial[name]))
 
 
 def part_weight(rows: int, mesh_axis: str = "data") -> wf.Tensor:

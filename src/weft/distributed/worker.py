@@ -23,6 +23,7 @@ from pathlib import Path
 import weft as wf
 from weft.distributed.environment import LAUNCHER, find_launch
 from weft.distributed.group import GIVE_UP
+from weft.distributed.job_folder import hold_folder
 from weft.distributed.regrouping import WENT_ON
 from weft.distributed.status import DONE
 from weft.files import write_text
@@ -36,6 +37,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run a script with its arguments; the exit code."""
     _follow_launcher()
     launch = find_launch(os.environ)
+    if launch is not None and launch.folder:
+        hold_folder(launch.folder)
     record = _Record(launch.folder if launch else "", launch.rank if launch else 0)
     GIVE_UP.append(record.write_failure)
     if threads := os.environ.get("WEFT_THREADS"):

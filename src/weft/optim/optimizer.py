@@ -110,7 +110,7 @@ class Optimizer:
     def _begin(self, parameters: Parameters, options: dict[str, Any]) -> None:
         self.groups = self._divide_groups(read_groups(type(self).__name__, parameters, options))
         self.steps = wf.tensor(0)
-        self.state = [self._initial_state(p, g.options) for g in self.groups for p in g.parameters]
+        self.state = self.initial_states()
         self.scaling = LossScale() if self.precision == "float16" else None
         self.waiting = _Waiting.zeros_for(self.parameters) if self.accumulate > 1 else None
 
@@ -138,6 +138,10 @@ class Optimizer:
     def slots(self, options: Mapping[str, Any]) -> dict[str, float]:
         """The state that the rule keeps for each parameter, with its initial value."""
         return dict.fromkeys(self._slots, 0.0)
+
+    def initial_states(self) -> list[State]:
+        """What is kept for each parameter before the first step."""
+        return [self._initial_state(p, g.options) for g in self.groups for p in g.parameters]
 
     def _initial_state(self, p: wf.Tensor, options: Mapping[str, Any]) -> State:
         slots = self.slots(options).items()

@@ -28,6 +28,7 @@ from typing import Any
 import weft as wf
 from weft.distributed.parameters import is_part
 from weft.distributed.placing import match_plan
+from weft.distributed.process_group import mesh_axes
 from weft.distributed.stages.tensor_parallel import unknown_pattern
 from weft.train.strategies import WholeStrategy
 
@@ -73,6 +74,18 @@ class MeshStrategy(WholeStrategy):
                 fix='strategy="data" with divided experts; divided("data") in a plan for ZeRO',
             )
         self._copy_state(trainer)
+        self._divide(trainer)
+
+    def begin_anew(self, trainer: Any) -> None:
+        """See `Strategy`: the step is divided over the mesh of those that are left."""
+        self.rank = wf.distributed.rank()
+        self._divided.forget(*trainer.called_state())
+        self._is_scattered = False
+        self.mesh = wf.distributed.Mesh(costs=self.mesh.costs, **mesh_axes())
+        self._divide(trainer)
+
+    def _divide(self, trainer: Any) -> None:
+        """Divide the step, and evaluation, over the mesh."""
         functions = trainer.train_programs.function, trainer.evaluation_programs.function
 
         def divided_step(

@@ -27,9 +27,10 @@ from typing import Any
 import numpy as np
 
 import weft as wf
+from weft.distributed.parameters import forget_values
 from weft.optim.states import parameters_of_slots
 from weft.train import batches
-from weft.train.strategies import DataStrategy, no_average
+from weft.train.strategies import DataStrategy, axes_of_experts, no_average
 
 __all__ = ["PipelineStrategy"]
 
@@ -62,12 +63,34 @@ class PipelineStrategy(DataStrategy):
         self._settings = {**settings, "plan": plan if plan or model == 1 else {}}
         self.pipeline: Any = None
         self._slots_of_all: frozenset[str] = frozenset()
+        self._groups: list[tuple[Any, list[wf.Tensor]]] = []
+        """The names and parameters of the optimiser's groups, of all stages."""
 
     def share_trainer(self, trainer: Any) -> None:
         """See `Strategy`: the optimiser keeps the parameters of this process's stages."""
         if trainer.ema is not None:
             raise no_average("pipeline")
         _check_objective(trainer)
+        optimizer = trainer.optimizer
+        self._groups = [(group.names, group.parameters) for group in optimizer.groups]
+        self._slots_of_all = frozenset(parameters_of_slots(optimizer))
+        self.exchanges_rows = bool(axes_of_experts(trainer.model))
+        self._cut_stages(trainer)
+
+    def begin_anew(self, trainer: Any) -> None:
+        """See `Strategy`: stages are given out anew, and the optimiser is one of all of them."""
+        self.find_place()
+        optimizer = trainer.optimizer
+        for parameter in trainer.model.parameters():
+            parameter.grad = None
+            forget_values(parameter)
+        for group, (names, parameters) in zip(optimizer.groups, self._groups, strict=True):
+            group.names, group.parameters = names, parameters
+        optimizer.state, optimizer.sharing = optimizer.initial_states(), None
+        self._cut_stages(trainer)
+
+    def _cut_stages(self, trainer: Any) -> None:
+        """Keep the stages of this process, and what the optimiser has for them."""
         optimizer = trainer.optimizer
         self.pipeline = wf.distributed.Pipeline(
             trainer.model,
@@ -76,7 +99,6 @@ class PipelineStrategy(DataStrategy):
             compile=trainer.train_programs.compiled,
             **self._settings,
         )
-        self._slots_of_all = frozenset(parameters_of_slots(optimizer))
         keep_parameters(optimizer, self.pipeline.parameters())
         self.pipeline.share(optimizer, zero=self.zero, data_axis="data")
 

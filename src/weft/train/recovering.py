@@ -3,17 +3,20 @@
 Those that are left form a new group. Where each has all of the state, they take that of one that
 came furthest, and go on with the batch after its last update; global batches stay the same. What
 only the lost process had counted for the training metrics of the epoch is left out of them; losses
-are those of all. With ZeRO a lost process had a part of the state, so all go on from the last
-checkpoint.
+are those of all. With ZeRO, divided experts, meshes and pipelines a lost process had a part of the
+state, so all go on from the last checkpoint, as the mesh that there was with fewer places along the
+axis "data".
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import weft as wf
+from weft.distributed.parameters import is_part
 from weft.distributed.regrouping import (
     Members,
     is_loss,
@@ -21,8 +24,9 @@ from weft.distributed.regrouping import (
     no_checkpoint,
     take_newest,
 )
-from weft.distributed.sharing import split_anew
 from weft.train import resuming
+from weft.train.mesh_strategy import MeshStrategy
+from weft.train.pipeline_strategy import PipelineStrategy
 from weft.train.strategies import DataStrategy, SplitStrategy, Strategy
 
 __all__ = ["RecoveringStrategy", "recovering_strategy"]
@@ -45,25 +49,18 @@ COUNTS = ("epoch", "step", "batches", "loss_sum", "loss_count", "stopped", "tota
 """What a trainer counts and remembers in plain attributes."""
 
 
-class RecoveringStrategy(DataStrategy):
-    """Data parallel training that goes on after losses; `members` says who is left."""
+class MembersStrategy(Strategy):
+    """What goes on after losses has beside what it is: `members` says who is left."""
 
-    def __init__(self, optimizer: Any, zero: int = 0) -> None:
-        super().__init__(zero)
-        self.members = Members("train.Trainer", optimizer, has_checkpoints=zero > 0)
-        self._place: Place | None = None
-        self._loader_epoch = 0
-        self._metric_states: list[Any] = []
+    members: Members
 
-    def begin_epoch(self, trainer: Any, loader: Any) -> None:
-        """See `Strategy`."""
-        self._loader_epoch = loader.position[0] if hasattr(loader, "position") else 0
-        if self._place is None:
-            self.end_update(trainer)
-        if self.members.is_joining:
-            assert self._place is not None
-            self._place = self._place._replace(progress=-1)
-            raise joining_error()
+    @classmethod
+    def take_over(cls, strategy: Strategy, members: Members) -> Self:
+        """A strategy that has shared a trainer, among these members."""
+        self = cls.__new__(cls)
+        vars(self).update(vars(strategy))
+        self.members = members
+        return self
 
     def run_step(self, trainer: Any, batch: Any, *settings: Any) -> tuple[wf.Tensor, Any, Any]:
         """See `Strategy`; between updates, processes are taken in that wait to join."""
@@ -80,6 +77,46 @@ class RecoveringStrategy(DataStrategy):
     def is_joining(self) -> bool:
         """See `Strategy`."""
         return self.members.is_joining
+
+    def end_fit(self, trainer: Any) -> None:
+        """See `Strategy`."""
+        super().end_fit(trainer)
+        self.members.finish()
+
+    def recovers_from(self, error: BaseException, trainer: Any, loader: Any) -> bool:
+        """See `Strategy`."""
+        if not is_loss(error):
+            return False
+        assert isinstance(error, wf.ProcessError)
+        if self.members.is_joining:
+            self.members.join(lambda: self._go_on(trainer, loader))
+        else:
+            self.members.recover(error, lambda: self._go_on(trainer, loader))
+        for callback in trainer.choose_callbacks():
+            callback.on_fit_begin(trainer)
+        return True
+
+    def _go_on(self, trainer: Any, loader: Any) -> None:
+        """Take the state and the place in the data that the training goes on from."""
+        raise NotImplementedError
+
+
+class RecoveringStrategy(MembersStrategy, DataStrategy):
+    """Data parallel training of which each process has all state, that goes on after losses."""
+
+    _place: Place | None = None
+    _loader_epoch = 0
+    _metric_states: Sequence[Any] = ()
+
+    def begin_epoch(self, trainer: Any, loader: Any) -> None:
+        """See `Strategy`."""
+        self._loader_epoch = loader.position[0] if hasattr(loader, "position") else 0
+        if self._place is None:
+            self.end_update(trainer)
+        if self.members.is_joining:
+            assert self._place is not None
+            self._place = self._place._replace(progress=-1)
+            raise joining_error()
 
     def end_update(self, trainer: Any) -> None:
         """See `Strategy`."""
@@ -98,20 +135,7 @@ class RecoveringStrategy(DataStrategy):
     def end_fit(self, trainer: Any) -> None:
         """See `Strategy`."""
         self._place = None
-        self.members.finish()
-
-    def recovers_from(self, error: BaseException, trainer: Any, loader: Any) -> bool:
-        """See `Strategy`."""
-        if not is_loss(error):
-            return False
-        assert isinstance(error, wf.ProcessError)
-        if self.members.is_joining:
-            self.members.join(lambda: self._go_on(trainer, loader))
-        else:
-            self.members.recover(error, lambda: self._go_on(trainer, loader))
-        for callback in trainer.choose_callbacks():
-            callback.on_fit_begin(trainer)
-        return True
+        super().end_fit(trainer)
 
     def _go_on(self, trainer: Any, loader: Any) -> None:
         """Take the newest state and place in the data, and this process's part of the batches."""
@@ -147,8 +171,8 @@ class RecoveringStrategy(DataStrategy):
         wf.random.set_state(wf.random.GeneratorState(*place.random))
 
 
-class RestoringStrategy(RecoveringStrategy):
-    """Data parallel training with split state, which goes on from the last checkpoint.
+class RestoringStrategy(MembersStrategy):
+    """Training with divided state, which goes on from the last checkpoint.
 
     Processes that come back are taken in where one was just written, so that nothing is redone.
     """
@@ -161,9 +185,6 @@ class RestoringStrategy(RecoveringStrategy):
             raise joining_error()
         if wf.distributed.broadcast_object(trainer.checkpoint_folder.latest()) is None:
             trainer.save_checkpoint(loader=loader)
-
-    def end_update(self, trainer: Any) -> None:
-        """See `Strategy`; what others would go on from is in the checkpoint."""
 
     def write_once(self, write: Any) -> Any:
         """See `Strategy`."""
@@ -182,51 +203,67 @@ class RestoringStrategy(RecoveringStrategy):
         path, trainer.total_epochs = told
         if path is None:
             raise no_checkpoint("train.Trainer", folder.path)
-        self.find_place()
-        split_anew(trainer.model, trainer.optimizer, self.size)
         _renew_programs(trainer)
+        self.begin_anew(trainer)
         resuming.go_on_from(trainer, loader, path)
         trainer.optimizer.zero_grad()  # of the update that was not finished
         self.share_loader(loader)
         self._is_saved = True
 
 
-class RestoringSplitStrategy(RestoringStrategy, SplitStrategy):
+class RestoringData(RestoringStrategy, DataStrategy):
+    """Data parallel training with parts of state, or of experts."""
+
+
+class RestoringSplit(RestoringStrategy, SplitStrategy):
     """The same, where parameters are split as well."""
 
-    def take_called_model(self, strategy: SplitStrategy) -> None:
-        """Call the model as another strategy does, which has split it."""
-        self._called = strategy._called
+
+class RestoringMesh(RestoringStrategy, MeshStrategy):
+    """A step that is divided over a mesh."""
+
+
+class RestoringPipeline(RestoringStrategy, PipelineStrategy):
+    """Stages of a model."""
+
+
+RESTORING: dict[type[Strategy], type[MembersStrategy]] = {
+    DataStrategy: RestoringData,
+    SplitStrategy: RestoringSplit,
+    MeshStrategy: RestoringMesh,
+    PipelineStrategy: RestoringPipeline,
+}
+"""How strategies go on from a checkpoint."""
 
 
 def recovering_strategy(strategy: Strategy, trainer: Any) -> Strategy:
     """The strategy of a trainer, which goes on after losses."""
-    if type(strategy) not in (DataStrategy, SplitStrategy):
+    kind = type(strategy)
+    if kind not in RESTORING:
         raise wf.UnsupportedError(
             "train.Trainer",
             "this strategy does not go on after the loss of a process",
-            expected='recover=True with strategy="data", "zero1", "zero2" or "zero3"',
-            got={"strategy": type(strategy).__name__},
+            expected='recover=True with strategy="data", "zero1", "zero2" or "zero3", a '
+            "MeshStrategy or a PipelineStrategy",
+            got={"strategy": kind.__name__},
             fix='strategy="data", or checkpoint_folder=... and fit(..., resume=True)',
         )
-    assert isinstance(strategy, DataStrategy)
-    if not strategy.zero:
-        recovering = RecoveringStrategy(trainer.optimizer)
-    elif trainer.checkpoint_folder is None:
+    is_whole = kind is DataStrategy and not _has_parts(trainer.optimizer)
+    if not is_whole and trainer.checkpoint_folder is None:
         raise wf.UnsupportedError(
             "train.Trainer",
             "a lost process had a part of the state that no other has",
-            expected="checkpoints to go on from, with recover=True and ZeRO",
-            got={"zero": strategy.zero, "checkpoint_folder": None},
+            expected="checkpoints to go on from, with recover=True and divided state",
+            got={"strategy": kind.__name__, "checkpoint_folder": None},
             fix='checkpoint_folder="run", checkpoint_every=1000; or strategy="data"',
         )
-    elif isinstance(strategy, SplitStrategy):
-        recovering = RestoringSplitStrategy(trainer.optimizer, strategy.zero)
-        recovering.take_called_model(strategy)
-    else:
-        recovering = RestoringStrategy(trainer.optimizer, strategy.zero)
-    recovering.chosen = strategy.chosen
-    return recovering
+    members = Members("train.Trainer", trainer.optimizer, has_checkpoints=not is_whole)
+    return (RecoveringStrategy if is_whole else RESTORING[kind]).take_over(strategy, members)
+
+
+def _has_parts(optimizer: Any) -> bool:
+    """Whether processes have parts of what an optimiser trains and keeps."""
+    return optimizer.sharing.zero > 0 or any(map(is_part, optimizer.parameters))
 
 
 EPOCHS = 1 << 20

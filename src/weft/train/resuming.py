@@ -30,8 +30,8 @@ from weft.train.checkpoints import Checkpoint, CheckpointError, CheckpointFolder
 from weft.train.history import History
 from weft.train.packing import pack, unpack
 
-__all__ = ["epoch_batches", "go_on_from", "load", "named_callbacks", "refuse_used_folder", "resume",
-           "save", "state_of", "state_or_none"]  # fmt: skip
+__all__ = ["chosen_folder", "epoch_batches", "go_on_from", "load", "named_callbacks",
+           "refuse_used_folder", "resume", "save", "state_of", "state_or_none"]  # fmt: skip
 
 
 def save(
@@ -193,6 +193,13 @@ def _is_due(trainer: Any) -> bool:
     """Whether a checkpoint will be written after the next batch."""
     every, updates = trainer.checkpoint_every, (trainer.batches + 1) % trainer.accumulate == 0
     return every is not None and updates and (trainer.step + 1) % every == 0
+
+
+def chosen_folder(path: Any, keep_last: int, every: int | None) -> CheckpointFolder | None:
+    """Where checkpoints go, if they are wanted; refused where `every` says so without a folder."""
+    if every is not None:
+        _require_folder(path)
+    return None if path is None else CheckpointFolder(path, keep_last)
 
 
 def refuse_used_folder(folder: CheckpointFolder | None) -> None:

@@ -17,9 +17,11 @@ from itertools import islice
 from typing import Any
 
 import weft as wf
+from weft.distributed.sharing import split_anew
+from weft.train.batches import size_of
 
 __all__ = ["STRATEGIES", "DataStrategy", "LocalStrategy", "SplitStrategy", "Strategy",
-           "WholeStrategy", "no_average"]  # fmt: skip
+           "WholeStrategy", "axes_of_experts", "no_average"]  # fmt: skip
 
 STRATEGIES = {"data": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 """The strategies, and what of the state each splits; see `wf.distributed.data_parallel`."""
@@ -73,6 +75,9 @@ class Strategy:
 
     def end_fit(self, trainer: Any) -> None:
         """Give all processes what they need of each other once a training is over."""
+
+    def begin_anew(self, trainer: Any) -> None:
+        """Take part in the group that is the world now; a checkpoint gives values afterwards."""
 
     def recovers_from(self, error: BaseException, trainer: Any, loader: Any) -> bool:
         """Whether the training can go on after an error; where it can, all is made ready."""
@@ -178,6 +183,8 @@ class DataStrategy(WholeStrategy):
 
     pads = True
     axis = "data"
+    exchanges_rows = False
+    """Whether the model exchanges rows between processes, as divided experts do."""
 
     def __init__(self, zero: int) -> None:
         super().__init__()
@@ -192,11 +199,17 @@ class DataStrategy(WholeStrategy):
 
     def share_trainer(self, trainer: Any) -> None:
         """See `Strategy`."""
-        modules = trainer.model.modules()
-        if any(getattr(each, "mesh_axis", None) not in (None, "data", "world") for each in modules):
+        axes = axes_of_experts(trainer.model)
+        self.exchanges_rows = bool(axes)
+        if axes - {"data", "world"}:
             self.axis = "world"
             self.find_place()
         wf.distributed.data_parallel(trainer.optimizer, zero=self.zero, mesh_axis=self.axis)
+
+    def begin_anew(self, trainer: Any) -> None:
+        """See `Strategy`: parts have the shape that they have among those that are left."""
+        self.find_place()
+        split_anew(trainer.model, trainer.optimizer)
 
     def share_loader(self, loader: Any) -> Any:
         """See `Strategy`; batches that are no loader's are the same on all processes."""
@@ -206,7 +219,18 @@ class DataStrategy(WholeStrategy):
 
     def own_batches(self, batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
         """See `Strategy`."""
+        if self.exchanges_rows:
+            return self._batches_of_all(batches)
         return ((each, True) for i, each in enumerate(batches) if i % self.size == self.place)
+
+    def _batches_of_all(self, batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
+        """Batches of as many rows at a time on all processes; the others all compute together."""
+        remaining = iter(batches)
+        while each := list(islice(remaining, self.size)):
+            if len(each) == self.size and len({size_of(batch) for batch in each}) == 1:
+                yield each[self.place], True
+            else:
+                yield from ((batch, self.place == 0) for batch in each)
 
     def weigh(self, loss: wf.Tensor, rows: wf.Tensor) -> tuple[wf.Tensor, wf.Tensor]:
         """See `Strategy`: the mean over all rows, the loss of this process, all rows."""
@@ -274,6 +298,9 @@ class SplitStrategy(DataStrategy):
 
     def own_batches(self, batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
         """See `Strategy`; all processes have as many, because they gather parameters together."""
+        if self.exchanges_rows:
+            yield from self._batches_of_all(batches)
+            return
         remaining = iter(batches)
         while each := list(islice(remaining, self.size)):
             is_own = self.place < len(each)
@@ -329,6 +356,12 @@ class LocalStrategy(DataStrategy):
         """See `Strategy`."""
         self._local.take_mean()
         return super().optimizer_state(optimizer)
+
+
+def axes_of_experts(model: Any) -> set[str]:
+    """The mesh axes along which a model's experts are divided."""
+    layers = [each for each in model.modules() if isinstance(each, wf.nn.MixtureOfExperts)]
+    return {layer.mesh_axis for layer in layers if layer.mesh_axis is not None}
 
 
 def _facts_of(trainer: Any, loader: Any) -> dict[str, str]:

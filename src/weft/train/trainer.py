@@ -31,7 +31,6 @@ from weft.optim.states import named_tensors
 from weft.train import batches, resuming
 from weft.train.automatic import find_strategy
 from weft.train.callbacks import Callback, ScheduleCallback
-from weft.train.checkpoints import CheckpointFolder
 from weft.train.distillation import Distillation
 from weft.train.history import History
 from weft.train.losses import as_loss
@@ -109,8 +108,8 @@ class Trainer:
         self.checkpoint_every = checkpoint_every and check_count(
             "train.Trainer", "checkpoint_every", checkpoint_every
         )
-        self.checkpoint_folder = (
-            None if checkpoint_folder is None else CheckpointFolder(checkpoint_folder, keep_last)
+        self.checkpoint_folder = resuming.chosen_folder(
+            checkpoint_folder, keep_last, self.checkpoint_every
         )
         self.seed = seed
         self.ema = ExponentialMovingAverage(model, ema) if isinstance(ema, float) else ema

@@ -44,6 +44,9 @@ class Engine(Communicator, Protocol):
     def subgroup(self, ranks: Sequence[int]) -> Engine:
         """The engine of some ranks, this one among them; disjoint groups are made at once."""
 
+    def interrupt(self) -> None:
+        """Have calls end with `LostProcess` that others of the group are in, or begin later."""
+
     def close(self) -> None:
         """Give up what the engine holds; no process may use the group any more."""
 

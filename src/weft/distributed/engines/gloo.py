@@ -169,7 +169,7 @@ class GlooEngine:
         kind = _TYPES.get(wide.dtype.name)
         if kind is None or not wide.size:
             return reduce_arrays(list(self.all_gather(array)), reduce)
-        wide = np.ascontiguousarray(wide)
+        wide = np.require(wide, requirements="C")  # which leaves a number without axes one
         result = np.empty_like(wide)
         self._call(
             self._gloo.allreduce,
@@ -253,13 +253,20 @@ class GlooEngine:
         numbers = "-".join(map(str, ranks))
         self._subgroups[numbers] += 1
         name = f"{self._group}.{numbers}.{self._subgroups[numbers]}"
-        rank = list(ranks).index(self._rank)
-        return GlooEngine(self._gloo, rank, len(ranks), self._place, name)
+        rank, generation = list(ranks).index(self._rank), self.generation
+        if generation is not None:
+            members = [generation.members[each] for each in ranks]
+            generation = generation._replace(members=members)
+        return GlooEngine(self._gloo, rank, len(ranks), self._place, name, generation)
+
+    def interrupt(self) -> None:
+        """See `Engine`."""
+        self.close()  # so that those notice who wait for this process
 
     def survivors(self) -> GlooEngine:
         """The engine of the processes that are left, and of those that join."""
         assert self.generation is not None
-        self.close()  # so that those notice who wait for this process
+        self.interrupt()
         return _engine_of(self._gloo, self.generation.after(), self._place)
 
     def close(self) -> None:

@@ -150,7 +150,10 @@ class MpiEngine:
 
     def send(self, data: Array, target: int, tag: int) -> None:
         """See `Engine`."""
-        self._sent = [(request, held) for request, held in self._sent if not request.Test()]
+        try:
+            self._sent = [(request, held) for request, held in self._sent if not request.Test()]
+        except self._mpi.Exception as error:
+            raise LostProcess(error.Get_error_string()) from error
         self._sent.append((self._call("Isend", data, dest=target, tag=tag), data))
 
     def receive(self, source: int, tag: int) -> Array:
@@ -169,9 +172,13 @@ class MpiEngine:
         part = self._call("Split", min(ranks), list(ranks).index(self._rank))
         return MpiEngine(self._mpi, part)
 
+    def interrupt(self) -> None:
+        """See `Engine`."""
+        self.communicator.Revoke()
+
     def survivors(self) -> MpiEngine:
         """The engine of the processes that are left, after some were lost."""
-        self.communicator.Revoke()
+        self.interrupt()
         left = self.communicator.Shrink()
         return MpiEngine(self._mpi, left)
 

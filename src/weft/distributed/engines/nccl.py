@@ -230,6 +230,11 @@ class NcclEngine:
         communicator = _call(self.communicator.split, color=color, key=key)
         return NcclEngine(self._nccl, communicator, part, self._card)
 
+    def interrupt(self) -> None:
+        """See `Engine`."""
+        self.communicator.abort()
+        self._host.interrupt()
+
     def survivors(self) -> NcclEngine:
         """The engine of the processes that are left, after some were lost."""
         before = self.rank

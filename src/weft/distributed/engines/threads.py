@@ -129,6 +129,10 @@ class ThreadEngine:
             part = self._meeting.parts.setdefault(key, new)
         return ThreadEngine(part, key.index(self._rank))
 
+    def interrupt(self) -> None:
+        """See `Engine`."""
+        self.close()
+
     def close(self) -> None:
         """See `Engine`."""
         self._meeting.barrier.abort()

@@ -36,8 +36,8 @@ from weft.ops.operands import as_tensor
 from weft.ops.placement import default_device_here
 
 __all__ = [
-    "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "broadcast", "permute",
-    "reduce_scatter", "reduce_to", "sum_of", "take_shard",
+    "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "broadcast", "gather_of",
+    "permute", "reduce_scatter", "reduce_to", "sum_of", "take_shard",
 ]  # fmt: skip
 
 
@@ -81,6 +81,11 @@ def sum_of(x: Any, mesh_axis: str, what: str, *, scattered: bool = False) -> Ten
     return (
         apply(scatter_sum, x, axis=0, **params) if scattered else apply(all_reduce_sum, x, **params)
     )
+
+
+def gather_of(x: Any, mesh_axis: str, what: str) -> Tensor:
+    """The tensors of all processes, joined along the first axis; for `what` see `sum_of`."""
+    return apply(gather_shards, x, axis=0, **_own_params("all_gather", mesh_axis, what))
 
 
 def all_gather(x: Any, mesh_axis: str = "world", *, axis: int = 0) -> Tensor:
