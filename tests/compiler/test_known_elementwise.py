@@ -117,3 +117,13 @@ def test_known_calls_of_many_threads_have_results_of_their_own() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, arrays))
+
+
+@pytest.mark.parametrize("ask", [wf.isnan, wf.logical_not, lambda x: x > 0, lambda x: x != x])
+def test_truth_values_of_large_tensors_have_no_place_on_the_tape(
+    ask: Callable[[wf.Tensor], wf.Tensor],
+) -> None:
+    x = wf.ones(4 * LEAST).requires_grad_()
+    found = [ask(x) for _ in range(CALLS)]
+    assert not any(answer.requires_grad for answer in found)
+    assert (2 * x).requires_grad

@@ -395,3 +395,24 @@ def test_no_policy_for_a_function(policy: Any) -> None:
 def test_what_is_no_function_in_a_chain_is_refused() -> None:
     with pytest.raises(wf.ArgumentTypeError):
         wf.checkpoint([wf.sin, 3])
+
+
+def test_gradients_of_a_checkpoint_may_be_taken_inside_of_loops_and_choices() -> None:
+    @wf.checkpoint
+    def inner(x: wf.Tensor) -> wf.Tensor:
+        return (x**3).sum()
+
+    x, slope = wf.tensor([1.0, 2.0]), wf.grad(inner)
+    assert wf.map(slope, x).tolist() == [3.0, 12.0]
+    assert wf.scan(lambda c, row: (c + slope(row), row), wf.tensor(0.0), x)[0].item() == 15.0
+    assert wf.cond(x.sum() > 0, slope, lambda x: x, x).tolist() == [3.0, 12.0]
+    assert wf.fori_loop(0, 2, lambda _, c: 0.1 * slope(c), wf.tensor(1.0)).item() == pytest.approx(
+        0.027
+    )
+    random = wf.checkpoint(lambda x: (wf.nn.functional.dropout(wf.ones(8), 0.5) * x).sum())
+    wf.random.seed(3)
+    found = wf.map(wf.grad(random), x)
+    wf.random.seed(3)
+    assert found.tolist() == [
+        wf.nn.functional.dropout(wf.ones(8), 0.5).sum().item() for _ in range(2)
+    ]

@@ -268,7 +268,7 @@ def large_elementwise(
                 made = run.compute_known(arrays)
         result = compute_first(key, operands) if made is None else wrap(made[0])
         if is_recorded and result is not None:
-            record(primitive, {}, operands, result)
+            _record_inexact(primitive, operands, result)
         return result
 
     def compute_first(key: Hashable, operands: tuple[Tensor, ...]) -> Tensor | None:
@@ -296,6 +296,12 @@ def record_large(primitive: Primitive, operands: tuple[Tensor, ...], result: Ten
     for operand in operands:
         if operand._node is not None:
             if primitive.is_multilinear and grad_mode.enabled:
-                record(primitive, {}, operands, result)
+                _record_inexact(primitive, operands, result)
             break
     return result
+
+
+def _record_inexact(primitive: Primitive, operands: tuple[Tensor, ...], result: Tensor) -> None:
+    """Give a result its place on the tape; truth values, such as a comparison's, have none."""
+    if result.dtype.is_inexact:
+        record(primitive, {}, operands, result)

@@ -157,7 +157,8 @@ def _with_replay(f: Callable[..., Any], wanted: Wanted) -> Callable[..., Any]:
         tensors = [result for result in results if isinstance(result, Tensor)]
         first.forget(tensors)
         outside = _nodes_before([tensor._node for tensor in tensors], start)
-        replay = Replay(f, kept, state, AUTOCAST.get(), outside, first)
+        draws = random.get_state()[1]._value is not state[1]._value
+        replay = Replay(f, kept, state, draws, AUTOCAST.get(), outside, first)
         held = tuple([_held_value(each) for each in outside])
         node = Node(replay, {}, held, tuple(outside), tuple(t._value for t in tensors))  # type: ignore[arg-type]
         number = {id(tensor): index for index, tensor in enumerate(tensors)}
@@ -232,6 +233,9 @@ class Replay:
     f: Callable[..., Any]
     arguments: Any
     state: Any
+    draws: bool
+    """Whether the first run drew from the generator. Else nothing is to read its counter, of which
+    loops and choices know by then whether their functions draw."""
     autocast: DType | None
     """What products were cast to in the first run."""
     outside: list[AnyNode]
@@ -251,14 +255,16 @@ class Replay:
         self, cotangents: Sequence[Tensor | None], out: Any, operands: Any, wanted: Any
     ) -> list[Tensor | None]:
         before = random.get_state()
-        random.set_state(trees.map_tree(_fence_argument, self.state))
+        if self.draws:
+            random.set_state(trees.map_tree(_fence_argument, self.state))
         try:
             held = _leaves_as_before(self.outside, operands)
             with held, recording(True), autocast_to(self.autocast), SecondRun(self.first):
                 args, kwargs = trees.map_tree(_fence_argument, self.arguments)
                 results = trees.leaves(self.f(*args, **kwargs))
         finally:
-            random.set_state(before)
+            if self.draws:
+                random.set_state(before)
         tensors = [result for result in results if isinstance(result, Tensor)]
         seeds = [(t._node, ct) for t, ct in zip(tensors, cotangents, strict=True) if ct is not None]
         oldest = min(node.number for node in self.outside)

@@ -89,7 +89,7 @@ class RepeatedCalls:
         if self._patience >= RENEWAL and not kwargs:
             self._patience -= RENEWAL
             if found.recording.writes and not found.spans_devices:
-                return partial(self._run_step, args, outside, found), handles
+                return partial(self._run_step, key, args, outside, found), handles
             self.last = known_call(args, outside, handles, found)
             if self.last is not None and not outside and is_closed():
                 self._tell_native(key, args, handles, found)
@@ -134,13 +134,22 @@ class RepeatedCalls:
 
     def _run_step(
         self,
+        key: Hashable,
         args: tuple[Any, ...],
         outside: Sequence[Any],
         found: Compiled,
         handles: Sequence[Tensor],
     ) -> Any:
-        """Run a call that writes state, and remember it: best as one whose state stays."""
+        """Run a call that writes state, and remember it: best as one whose state stays.
+
+        What is remembered is the state that it leaves. Where that is of another kind than what it
+        was given, such as a longer cache or a gradient where there was none, the next call has a
+        program of its own.
+        """
         result = found(handles)
+        left = quick_key(args, {}, outside)
+        if left is None or left[0] != key or not found.fits():
+            return result
         self.step = held_step(args, outside, handles, found)
         if self.step is None:
             self.last = known_call(args, outside, handles, found)
