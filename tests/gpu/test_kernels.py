@@ -67,15 +67,15 @@ def on_both(sample: SampleProgram) -> Iterator[tuple[Lowered, list[Array], list[
         yield lowered, got, expected
 
 
-def agree(got: Array, expected: Array, message: str) -> None:
-    """Equal bits of integers; floats within rounding of the greatest."""
+def agree(got: Array, expected: Array, message: str, itemsize: int = 8) -> None:
+    """Equal bits of integers; floats within rounding of the greatest, in so many bytes or fewer."""
     if got.dtype.kind in "iub":
         np.testing.assert_array_equal(got, expected, message)
         return
     if got.dtype.kind == "c":  # its parts one after the other
         part = np.dtype(f"f{got.dtype.itemsize // 2}")
         got, expected = (np.ascontiguousarray(each).view(part) for each in (got, expected))
-    limit = {2: 2e-2, 4: 2e-5, 8: 1e-11}[got.dtype.itemsize]
+    limit = {2: 2e-2, 4: 2e-5, 8: 1e-11}[min(got.dtype.itemsize, itemsize)]
     wide, other = got.astype(np.float64), expected.astype(np.float64)
     finite = other[np.isfinite(other)]
     scale = np.abs(finite).max(initial=0.0)

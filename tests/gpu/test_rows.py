@@ -40,9 +40,10 @@ def check(function: Callable[..., Any], *operands: Array) -> None:
     types = [wf.spec(as_dtype(x.dtype).name, x.shape) for x in operands]
     program = program_of(function, types)
     sample = SampleProgram("a function", 0, program, operands)
+    itemsize = max(2, min(x.dtype.itemsize for x in operands))  # sums of blocks are wider
     for lowered, got, expected in on_both(sample):
         for position, (one, other) in enumerate(zip(got, expected, strict=True)):
-            agree(one, other, f"buffer {position}\n{lowered.kernel}")
+            agree(one, other, f"buffer {position}\n{lowered.kernel}", itemsize)
 
 
 def drawn(shape: tuple[int, ...], dtype: str) -> Array:
