@@ -14,10 +14,9 @@ from weft.compiler.plan.control_flow import Loop
 from weft.compiler.plan.planning import plan_program
 from weft.compiler.targets.cuda.recurrent.description import describe_step
 from weft.compiler.targets.cuda.recurrent.kernel import (
+    Layout,
     RecurrentKernel,
-    block_count,
-    counter_count,
-    exchange_bytes,
+    best_layout,
     recurrent_kernel,
 )
 from weft.compiler.targets.cuda.target import CUDA
@@ -39,11 +38,12 @@ def _drawn(random: np.random.Generator, kind: TensorType, scale: float) -> Array
     return (random.normal(size=kind.shape) * scale).astype(np.float32)
 
 
-def check_loop(loop: Loop, steps: int, seed: int = 0) -> dict[str, Array]:
+def check_loop(loop: Loop, steps: int, seed: int = 0, rows: int = 0) -> dict[str, Array]:
     """All steps by the kernel are those by NumPy; returns what the kernel makes."""
     graph = loop.plans[0].graph
     consts, carries = loop.num_consts, loop.num_carry
     form = describe_step(graph, consts, carries)
+    layout = Layout(form, rows) if rows else best_layout(form, 132)
     random = np.random.default_rng(7)
     kinds = graph.input_types
     constants = [_drawn(random, kind, kind.shape[0] ** -0.5) for kind in kinds[:consts]]
@@ -68,11 +68,11 @@ def check_loop(loop: Loop, steps: int, seed: int = 0) -> dict[str, Array]:
     memory = Memory(
         {"weights": constants[form.weights], **given,
          **{name: np.full_like(array, np.nan) for name, array in made.items()},
-         "exchange": np.full(exchange_bytes(form) // 4, np.nan, np.float32),
-         "counters": np.zeros(counter_count(form), np.uint32)}
+         "exchange": np.full(layout.exchange_bytes // 4, np.nan, np.float32),
+         "counters": np.zeros(layout.counters, np.uint32)}
     )  # fmt: skip
-    kernel = recurrent_kernel(form, reverse=loop.reverse)
-    run_blocks(kernel, block_count(form), memory, {}, {"steps": steps}, seed)
+    kernel = recurrent_kernel(layout, reverse=loop.reverse)
+    run_blocks(kernel, layout.blocks, memory, {}, {"steps": steps}, seed)
     assert not memory.result("counters").any(), "counters are not zeros again"
     made = named("final", now) | named("made", wanted)
     for name, array in made.items():
@@ -83,13 +83,13 @@ def check_loop(loop: Loop, steps: int, seed: int = 0) -> dict[str, Array]:
 
 def run_recurrent(kernel: RecurrentKernel, bytes_at: dict[str, Array], steps: int) -> None:
     """Run a kernel on memory of the host, given what begins at each pointer."""
-    form = kernel.form
+    layout, form = kernel.layout, kernel.layout.form
     rows = steps * form.batch
     parts = {f"{each.role}{each.number}": each for each in form.inputs}
     counts = {
         "weights": len(form.multiplied) * form.products * form.units**2,
-        "exchange": exchange_bytes(form) // 4,
-        "counters": counter_count(form),
+        "exchange": layout.exchange_bytes // 4,
+        "counters": layout.counters,
     }
     for name in set(bytes_at) - set(counts):
         width = form.units
@@ -103,6 +103,6 @@ def run_recurrent(kernel: RecurrentKernel, bytes_at: dict[str, Array], steps: in
               for name, count in counts.items()}  # fmt: skip
     arrays["counters"] = arrays["counters"].view(np.uint32)
     memory = Memory(arrays)
-    run_blocks(kernel, block_count(form), memory, {}, {"steps": steps})
+    run_blocks(kernel, layout.blocks, memory, {}, {"steps": steps})
     for name, array in arrays.items():
         array[:] = memory.result(name)
