@@ -111,9 +111,19 @@ class Layout:
         return 4 * self.depth * self.columns
 
     @property
+    def row_pitch(self) -> int:
+        """Numbers from one row of sums to the next: neighbours are in other banks of the memory."""
+        return self.columns + (_LANE_COLUMNS if self.columns > _LANE_COLUMNS else 0)
+
+    @property
+    def slice_pitch(self) -> int:
+        """Numbers from the sums of one stretch to those of the next, likewise."""
+        return self.rows * self.row_pitch + _LANE_COLUMNS
+
+    @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        return self.sums_place + 4 * self.slices * self.rows * self.columns
+        return self.sums_place + 4 * self.slices * self.slice_pitch
 
 
 def best_layout(form: StepForm, multiprocessors: int) -> Layout:
@@ -369,7 +379,8 @@ class _Writer:
         """The lane's rows and columns of the product, and where it begins along the summed axis."""
         layout, lane, warp = self.layout, self.thread & 31, self.thread >> 5
         row_groups, column_groups = layout.rows // _LANE_ROWS, layout.columns // _LANE_COLUMNS
-        self.lane_row = (lane % row_groups) * _LANE_ROWS
+        # A lane has four rows of each half, so that neighbours read what lies side by side.
+        self.lane_row = (lane % row_groups) * (_LANE_ROWS // 2)
         other = lane // row_groups
         self.lane_column = (other % column_groups) * _LANE_COLUMNS
         own = other // column_groups
@@ -408,56 +419,77 @@ class _Writer:
     # --- the product ------------------------------------------------------------------------------
 
     def _multiply(self) -> None:
-        """Sums of a stretch of the summed axis: eight rows and four columns of each lane."""
-        kernel, columns, slices = self.kernel, self.layout.columns, self.layout.lane_slices
-        rows_of_block, count = self.layout.rows, self.layout.depth // self.layout.slices
-        unrolled = next(size for size in (_UNROLLED, 4, 2, 1) if count % size == 0)
-        sums = [kernel.variable("f32", 0.0, "sum") for _ in range(_LANE_ROWS * _LANE_COLUMNS)]
-        source = kernel.variable("u64", self.theirs, "source")
-        first = (self.first_depth * columns + self.lane_column) * 4
-        weights = kernel.variable("u32", self.shared + first, "weights")
-        left = kernel.variable("u32", count // unrolled, "left")
-        with kernel.loop("multiply") as loop:
-            loop.stop_if(left.equals(0))
-            loaded = [self._load_factors(source, weights, n * slices) for n in range(unrolled)]
-            for rows, factors in loaded:
-                for n, total in enumerate(sums):
-                    x, y = rows[n // _LANE_COLUMNS], factors[n % _LANE_COLUMNS]
-                    kernel.do("fma.rn.f32", total, x, y, total)
-            kernel.assign(source, source + unrolled * slices * rows_of_block * 4)
-            kernel.assign(weights, weights + unrolled * slices * columns * 4)
-            kernel.assign(left, left - 1)
-        corner = (self.slice * rows_of_block + self.lane_row) * columns + self.lane_column
-        target = self.shared + self.layout.sums_place + corner * 4
-        for row in range(_LANE_ROWS):
-            four = braces(sums[row * _LANE_COLUMNS : (row + 1) * _LANE_COLUMNS])
-            kernel.do("st.shared.v4.f32", at(target, 4 * row * columns), four)
-        kernel.do("bar.sync", 0)
+        """Sums of a stretch of the summed axis: eight rows and four columns of each lane.
 
-    def _load_factors(
-        self, source: Value, weights: Value, depth: int
-    ) -> tuple[list[Value], list[Value]]:
-        """Eight rows of what was exchanged, past the first level of cache, and four weights."""
-        kernel = self.kernel
-        rows = kernel.registers("f32", "x", _LANE_ROWS)
-        for half in (0, 4):
-            where = at(source, 4 * (depth * self.layout.rows + half))
-            kernel.do("ld.global.cg.v4.f32", braces(rows[half : half + 4]), where)
-        factors = kernel.registers("f32", "w", _LANE_COLUMNS)
-        where = at(weights, 4 * depth * self.layout.columns)
-        kernel.do("ld.shared.v4.f32", braces(factors), where)
-        return rows, factors
+        What is read next is on its way while this is multiplied.
+        """
+        kernel, layout = self.kernel, self.layout
+        count = layout.depth // layout.slices
+        unrolled = next(size for size in (_UNROLLED, 4, 2, 1) if count % size == 0)
+        self.lane_sums = [
+            kernel.variable("f32", 0.0, "sum") for _ in range(_LANE_ROWS * _LANE_COLUMNS)
+        ]
+        self.source = kernel.variable("u64", self.theirs, "source")
+        first = (self.first_depth * layout.columns + self.lane_column) * 4
+        self.weights = kernel.variable("u32", self.shared + first, "weights")
+        left = kernel.variable("u32", count // unrolled, "left")
+        batches = [
+            [kernel.registers("f32", "x", _LANE_ROWS) for _ in range(unrolled)] for _ in range(2)
+        ]
+        self._load_batch(batches[0])
+        with kernel.loop("multiply") as loop:
+            for now, following in (batches, batches[::-1]):
+                self._load_batch(following, left > 1)
+                self._add_batch(now)
+                kernel.assign(left, left - 1)
+                loop.stop_if(left.equals(0))
+        self._store_sums()
+
+    def _load_batch(self, batch: list[list[Value]], when: Value | None = None) -> None:
+        """Begin to read rows of what was exchanged, past the first level of cache."""
+        kernel, layout = self.kernel, self.layout
+        for number, rows in enumerate(batch):
+            for half in (0, 1):
+                row = number * layout.lane_slices * layout.rows + half * (layout.rows // 2)
+                four = braces(rows[4 * half : 4 * half + 4])
+                kernel.do("ld.global.cg.v4.f32", four, at(self.source, 4 * row), when=when)
+        step = len(batch) * layout.lane_slices * layout.rows * 4
+        kernel.assign(self.source, self.source + step)
+
+    def _add_batch(self, batch: list[list[Value]]) -> None:
+        """Multiply rows by their weights."""
+        kernel, layout = self.kernel, self.layout
+        for number, rows in enumerate(batch):
+            factors = kernel.registers("f32", "w", _LANE_COLUMNS)
+            where = at(self.weights, 4 * number * layout.lane_slices * layout.columns)
+            kernel.do("ld.shared.v4.f32", braces(factors), where)
+            for n, total in enumerate(self.lane_sums):
+                x, y = rows[n // _LANE_COLUMNS], factors[n % _LANE_COLUMNS]
+                kernel.do("fma.rn.f32", total, x, y, total)
+        step = len(batch) * layout.lane_slices * layout.columns * 4
+        kernel.assign(self.weights, self.weights + step)
+
+    def _store_sums(self) -> None:
+        """Put down the sums of this lane's stretch."""
+        kernel, layout = self.kernel, self.layout
+        corner = self.slice * layout.slice_pitch + self.lane_row * layout.row_pitch
+        target = self.shared + layout.sums_place + (corner + self.lane_column) * 4
+        for n in range(_LANE_ROWS):
+            row = n % 4 + n // 4 * (layout.rows // 2)
+            four = braces(self.lane_sums[n * _LANE_COLUMNS : (n + 1) * _LANE_COLUMNS])
+            kernel.do("st.shared.v4.f32", at(target, 4 * row * layout.row_pitch), four)
+        kernel.do("bar.sync", 0)
 
     def _add_sums(self) -> list[Value]:
         """The product of this thread's unit and row: sums of all stretches, in their order."""
         kernel, layout = self.kernel, self.layout
-        corner = self.place * layout.columns + self.thread % UNITS
+        corner = self.place * layout.row_pitch + self.thread % UNITS
         source = self.shared + layout.sums_place + corner * 4
         found = []
         for part in range(self.form.products):
             total = kernel.variable("f32", 0.0)
             for number in range(layout.slices):
-                where = at(source, 4 * (number * layout.rows * layout.columns + part * UNITS))
+                where = at(source, 4 * (number * layout.slice_pitch + part * UNITS))
                 value = kernel.let("f32", "ld.shared.f32", where)
                 total = value if not number else total + value
             found.append(total)
