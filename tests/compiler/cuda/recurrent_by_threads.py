@@ -20,6 +20,7 @@ from weft.compiler.targets.cuda.recurrent.kernel import (
     recurrent_kernel,
 )
 from weft.compiler.targets.cuda.target import CUDA
+from weft.core.dtypes import int64
 from weft.core.types import TensorType
 
 Array = np.ndarray[Any, Any]
@@ -27,14 +28,16 @@ Array = np.ndarray[Any, Any]
 
 def loops_of(kind: str, units: int, batch: int, steps: int = 3, **options: Any) -> list[Loop]:
     """The loops of a recurrent layer of that kind and of its gradient."""
-    layer = getattr(wf.nn, kind)(8, units, **options)
+    layer = getattr(wf.nn, kind)(8, units)
     x = wf.spec("float32", (steps, batch, 8))
-    graph = wf.ir.trace(wf.grad(lambda x: (layer(x)[0] ** 2).sum()), x)
+    graph = wf.ir.trace(wf.grad(lambda x: (layer(x, **options)[0] ** 2).sum()), x)
     nested = [each.nested for each in plan_program(graph, CUDA).launches]
     return [each.form for each in nested if each is not None and isinstance(each.form, Loop)]
 
 
 def _drawn(random: np.random.Generator, kind: TensorType, scale: float) -> Array:
+    if kind.dtype is int64:  # lengths, or the numbers of steps
+        return np.arange(kind.size) % 3
     return (random.normal(size=kind.shape) * scale).astype(np.float32)
 
 
@@ -53,7 +56,7 @@ def check_loop(loop: Loop, steps: int, seed: int = 0, rows: int = 0) -> dict[str
     wanted = [np.zeros((steps, *atom.type.shape), np.float32) for atom in graph.outputs[carries:]]
     now = list(carry)
     for step in reversed(range(steps)) if loop.reverse else range(steps):
-        found = by_reference(graph, [*constants, *now, *(row[step] for row in rows)])
+        found = by_reference(graph, [*constants, *now, *(np.asarray(row[step]) for row in rows)])
         now = list(found[:carries])
         for target, value in zip(wanted, found[carries:], strict=True):
             target[step] = value
@@ -96,11 +99,17 @@ def run_recurrent(kernel: RecurrentKernel, bytes_at: dict[str, Array], steps: in
         if name.startswith("made"):
             width *= len(form.rows[int(name.removeprefix("made"))])
         elif name in parts:
-            width = 1 if parts[name].lies == "scalar" else width * parts[name].parts
+            width *= parts[name].parts
         lines = rows if name.startswith(("row", "made")) else form.batch
-        counts[name] = width * (lines if name not in parts or parts[name].lies == "matrix" else 1)
-    arrays = {name: bytes_at[name][: 4 * count].view(np.float32)
-              for name, count in counts.items()}  # fmt: skip
+        counts[name] = width * lines
+        if name in parts and parts[name].lies != "matrix":
+            once = steps if name.startswith("row") else 1
+            counts[name] = {"vector": width, "line": form.batch, "scalar": once}[parts[name].lies]
+    kinds = {name: each.dtype.numpy for name, each in parts.items()}
+    arrays = {}
+    for name, count in counts.items():
+        kind = np.dtype(kinds.get(name, np.float32))
+        arrays[name] = bytes_at[name][: count * kind.itemsize].view(kind)
     arrays["counters"] = arrays["counters"].view(np.uint32)
     memory = Memory(arrays)
     run_blocks(kernel, layout.blocks, memory, {}, {"steps": steps})

@@ -14,7 +14,7 @@ from weft.core.errors import Unsupported
 __all__ = ["recurrent_run"]
 
 IS_CHOSEN = False
-"""Whether loops take the kernel: no card has run it yet."""
+"""Whether loops take the kernel: no card has run it as it is now."""
 
 
 def recurrent_run(binding: Binding, launch: Launch, loop: Loop) -> Run | None:

@@ -34,6 +34,7 @@ from weft.compiler.targets.cuda.recurrent.description import (
     depends_on_product,
     input_name,
 )
+from weft.core.dtypes import float32, int64
 from weft.core.errors import Unsupported
 from weft.core.records import frozen
 from weft.ir.scalars import Scalar
@@ -46,6 +47,7 @@ _LANE_ROWS, _LANE_COLUMNS = 8, 4  # sums of a lane
 _MOST_COLUMNS = 16  # of a block's product
 _UNROLLED = 8  # steps of the summed axis, at most
 _SHARED = 200 << 10  # bytes of a block, at most
+_KINDS = {float32: "f32", int64: "s64"}
 
 
 @frozen(slots=False)
@@ -253,61 +255,67 @@ class _Writer:
                 elif each.role == "constant":
                     self.values[name] = self._constant(each, part)
                 else:
-                    self.following[name] = kernel.variable("f32", 0.0, "following")
-                    self.values[name] = kernel.variable("f32", 0.0, "row")
+                    kind = _KINDS[each.dtype]
+                    self.following[name] = kernel.variable(kind, 0, "following")
+                    self.values[name] = kernel.variable(kind, 0, "row")
             if each.role == "row":
-                place = self._first_row(_pointer_name(each), each.parts)
-                self.row_places[_pointer_name(each)] = (place, each.parts)
+                name, parts = _pointer_name(each), 0 if each.lies == "scalar" else each.parts
+                size = self._row_bytes(parts) if parts else each.dtype.itemsize
+                self.row_places[name] = (self._first_row(name, parts, size), size)
         self.made_places = [
-            (self._first_row(f"made{n}", len(parts)), len(parts))
+            (self._first_row(f"made{n}", len(parts), size), size)
             for n, parts in enumerate(form.rows)
+            for size in [self._row_bytes(len(parts))]
         ]
         self._load_rows(self.inside & (self.steps > 0))
 
-    def _load_number(self, place: Value, when: Value) -> Value:
-        value = self.kernel.variable("f32", 0.0)
-        self.kernel.do("ld.global.f32", value, at(place), when=when)
+    def _load_number(self, place: Value, when: Value, kind: str = "f32") -> Value:
+        value = self.kernel.variable(kind, 0)
+        self.kernel.do(f"ld.global.{kind}", value, at(place), when=when)
         return value
 
     def _constant(self, each: Input, part: int) -> Value:
-        kernel = self.kernel
+        kernel, kind = self.kernel, _KINDS[each.dtype]
         base = kernel.parameter(_pointer_name(each))
         if each.lies == "scalar":
-            return kernel.let("f32", "ld.global.f32", at(base))
+            return kernel.let(kind, f"ld.global.{kind}", at(base))
         if each.lies == "vector":
-            place = kernel.address(base, self.unit + part * self.form.units, 4)
-            return kernel.let("f32", "ld.global.f32", at(place))
+            place = kernel.address(base, self.unit + part * self.form.units, each.dtype.itemsize)
+            return kernel.let(kind, f"ld.global.{kind}", at(place))
+        if each.lies == "line":
+            place = kernel.address(base, self.row, each.dtype.itemsize)
+            return self._load_number(place, self.inside, kind)
         return self._load_number(self._element(base, each.parts, part), self.inside)
 
-    def _first_row(self, name: str, parts: int) -> Value:
-        """Where this thread's element of the first step lies."""
+    def _first_row(self, name: str, parts: int, size: int) -> Value:
+        """Where this thread's element of the first step lies; without parts, the step's number."""
         kernel = self.kernel
-        place = self._element(kernel.parameter(name), parts, 0)
-        if not self.reverse:
-            return kernel.variable("u64", place, "place")
-        last = self.steps.maximum(1) - 1
-        size = kernel.let("u64", "mul.wide.u32", last, self._row_bytes(parts))
-        return kernel.variable("u64", place + size, "place")
+        place = kernel.parameter(name)
+        if parts:
+            place = self._element(place, parts, 0)
+        if self.reverse:
+            last = self.steps.maximum(1) - 1
+            place = place + kernel.let("u64", "mul.wide.u32", last, size)
+        return kernel.variable("u64", place, "place")
 
     def _row_bytes(self, parts: int) -> int:
         """From one step to the next."""
         return 4 * self.form.batch * parts * self.form.units
 
-    def _advance(self, place: Value, parts: int) -> None:
+    def _advance(self, place: Value, size: int) -> None:
         """Go to the row of the next step."""
-        size = self._row_bytes(parts)
         self.kernel.assign(place, place - size if self.reverse else place + size)
 
     def _load_rows(self, when: Value) -> None:
         """Begin to read what the next step takes of its rows, and go on behind it."""
         for each in self.form.inputs:
             if each.role == "row":
-                place, parts = self.row_places[_pointer_name(each)]
-                for part in range(parts):
+                place, size = self.row_places[_pointer_name(each)]
+                for part in range(each.parts):
                     target = self.following[input_name(each, part)]
                     where = at(place, 4 * part * self.form.units)
-                    self.kernel.do("ld.global.f32", target, where, when=when)
-                self._advance(place, parts)
+                    self.kernel.do(f"ld.global.{target.kind}", target, where, when=when)
+                self._advance(place, size)
 
     # --- a step -----------------------------------------------------------------------------------
 
@@ -342,8 +350,8 @@ class _Writer:
             found = self._compute_all(roots, known)
             for (n, part), value in zip(late, found[len(form.carries) :], strict=True):
                 self._store_made(n, part, value)
-            for place, parts in self.made_places:
-                self._advance(place, parts)
+            for place, size in self.made_places:
+                self._advance(place, size)
             for carry, value in zip(self.carries, found[: len(form.carries)], strict=True):
                 kernel.assign(carry, value)
         for place in (self.mine, self.theirs):
