@@ -22,6 +22,7 @@ from weft.compiler.targets.cuda.recurrent.kernel import (
 from weft.compiler.targets.cuda.target import CUDA
 from weft.core.dtypes import int64
 from weft.core.types import TensorType
+from weft.ir.graph import Graph
 
 Array = np.ndarray[Any, Any]
 
@@ -30,7 +31,11 @@ def loops_of(kind: str, units: int, batch: int, steps: int = 3, **options: Any) 
     """The loops of a recurrent layer of that kind and of its gradient."""
     layer = getattr(wf.nn, kind)(8, units)
     x = wf.spec("float32", (steps, batch, 8))
-    graph = wf.ir.trace(wf.grad(lambda x: (layer(x, **options)[0] ** 2).sum()), x)
+    return loops_in(wf.ir.trace(wf.grad(lambda x: (layer(x, **options)[0] ** 2).sum()), x))
+
+
+def loops_in(graph: Graph) -> list[Loop]:
+    """The loops of a program."""
     nested = [each.nested for each in plan_program(graph, CUDA).launches]
     return [each.form for each in nested if each is not None and isinstance(each.form, Loop)]
 
@@ -38,7 +43,7 @@ def loops_of(kind: str, units: int, batch: int, steps: int = 3, **options: Any) 
 def _drawn(random: np.random.Generator, kind: TensorType, scale: float) -> Array:
     if kind.dtype is int64:  # lengths, or the numbers of steps
         return np.arange(kind.size) % 3
-    return (random.normal(size=kind.shape) * scale).astype(np.float32)
+    return np.asarray(random.normal(size=kind.shape) * scale, np.float32)
 
 
 def check_loop(loop: Loop, steps: int, seed: int = 0, rows: int = 0) -> dict[str, Array]:
@@ -49,7 +54,7 @@ def check_loop(loop: Loop, steps: int, seed: int = 0, rows: int = 0) -> dict[str
     layout = Layout(form, rows) if rows else best_layout(form, 132)
     random = np.random.default_rng(7)
     kinds = graph.input_types
-    constants = [_drawn(random, kind, kind.shape[0] ** -0.5) for kind in kinds[:consts]]
+    constants = [_drawn(random, kind, max(kind.size, 1) ** -0.25) for kind in kinds[:consts]]
     carry = [_drawn(random, kind, 1.0) for kind in kinds[consts : consts + carries]]
     rows = [_drawn(random, kind.with_shape((steps, *kind.shape)), 1.0)
             for kind in kinds[consts + carries :]]  # fmt: skip
@@ -79,7 +84,7 @@ def check_loop(loop: Loop, steps: int, seed: int = 0, rows: int = 0) -> dict[str
     assert not memory.result("counters").any(), "counters are not zeros again"
     made = named("final", now) | named("made", wanted)
     for name, array in made.items():
-        np.testing.assert_allclose(memory.result(name), array, rtol=2e-5, atol=2e-6, err_msg=name)
+        np.testing.assert_allclose(memory.result(name), array, rtol=3e-5, atol=3e-6, err_msg=name)
         assert (memory.store_counts(name) == 1).all(), f"{name} is stored not once"
     return {name: memory.result(name).copy() for name in made}
 

@@ -12,7 +12,7 @@ import pytest
 from tests.compiler.cuda import recurrent_by_threads
 from tests.compiler.cuda.assembling import needs_ptxas, spilled_bytes
 from tests.compiler.cuda.host_card import HostCard
-from tests.compiler.cuda.recurrent_by_threads import check_loop, loops_of
+from tests.compiler.cuda.recurrent_by_threads import check_loop, loops_in, loops_of
 from tests.compiler.cuda.recurrent_cases import SMALL, check_layer
 
 import weft as wf
@@ -88,6 +88,32 @@ def test_steps_are_numpys_with_the_same_bits_in_any_order_of_warps(kind: str, ro
     for loop in loops_of(kind, 32, 5):
         first, second = (check_loop(loop, 2, seed, rows) for seed in (0, 1))
         assert all(first[each].tobytes() == second[each].tobytes() for each in first)
+
+
+def _odd_step(
+    consts: tuple[wf.Tensor, ...], carry: tuple[wf.Tensor, ...], rows: tuple[wf.Tensor, wf.Tensor]
+) -> tuple[tuple[wf.Tensor, ...], tuple[wf.Tensor, ...]]:
+    """A step that reads everything in every way, and whose carries change places."""
+    weights, bias, matrix, factor = consts
+    (h, c, d), (wide, row) = carry, rows
+    mixed = wf.concatenate([wf.tanh(d) * wide[:, 32:], h - matrix], axis=1)
+    p, q = wf.split(mixed @ weights + bias, 2, axis=1)
+    made = wf.where(row > 0, p, q * bias[:32]) * factor
+    return (d, h + 0.5, wf.sigmoid(made)), (c, wf.concatenate([q, row, mixed[:, :32]], axis=1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reverse", [False, True])
+def test_any_step_of_one_product_is_numpys(reverse: bool) -> None:
+    def f(
+        consts: tuple[wf.Tensor, ...], carry: tuple[wf.Tensor, ...], rows: tuple[wf.Tensor, ...]
+    ) -> object:
+        return wf.scan(lambda c, x: _odd_step(consts, c, x), carry, rows, reverse=reverse)
+
+    shapes = ((64, 64), (64,), (3, 32), ()), ((3, 32),) * 3, ((2, 3, 64), (2, 3, 32))
+    given = [tuple(wf.spec("float32", shape) for shape in each) for each in shapes]
+    [loop] = loops_in(wf.ir.trace(f, *given))
+    check_loop(loop, 2)
 
 
 @pytest.mark.slow
