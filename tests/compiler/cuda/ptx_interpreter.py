@@ -24,7 +24,7 @@ RANK_BITS = 24
 GLOBAL_START, GAP = 1 << 20, 1 << 12
 _KINDS = {
     "u32": np.uint32, "s32": np.int32, "b32": np.uint32, "u64": np.uint64, "b64": np.uint64,
-    "f32": np.float32, "b16": np.uint16, "pred": np.bool_,
+    "f32": np.float32, "b16": np.uint16, "pred": np.bool_, "s64": np.int64,
 }  # fmt: skip
 _LINE = re.compile(r"(?:@(!?)(\S+) )?([a-z0-9_.:A-Z]+)\s*(.*);$")
 _OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+")

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from tests.compiler.cuda import recurrent_by_threads
 from tests.compiler.cuda.assembling import needs_ptxas, spilled_bytes
 from tests.compiler.cuda.host_card import HostCard
-from tests.compiler.cuda.recurrent_by_threads import check_loop, loops_of
+from tests.compiler.cuda.recurrent_by_threads import check_loop, loops_in, loops_of
 from tests.compiler.cuda.recurrent_cases import SMALL, check_layer
 
 import weft as wf
 from weft.compiler.targets.cuda.recurrent.description import StepForm, describe_step
 from weft.compiler.targets.cuda.recurrent.kernel import (
+    Layout,
     RecurrentKernel,
-    block_count,
+    best_layout,
     recurrent_kernel,
-    why_no_kernel,
 )
 from weft.core.errors import Unsupported
 
@@ -41,16 +42,17 @@ def test_a_layer_and_its_gradient_are_steps_of_one_product(kind: str, gates: int
     assert (len(forward.multiplied), forward.products) == (1, gates)
     assert (len(back.multiplied), back.products) == (gates, 1)
     assert forward.transposed != back.transposed
-    assert block_count(forward) == block_count(back) == 8
-    assert not why_no_kernel(forward, 8)
+    assert best_layout(forward, 8).blocks == best_layout(back, 8).blocks == 8
 
 
 def test_blocks_that_would_not_run_at_once_are_none() -> None:
-    form = forms_of("LSTM", 256, 65)[0]
-    assert block_count(form) == 128
-    assert not why_no_kernel(form, 128)
-    assert "do not run" in why_no_kernel(form, 127)
-    assert "even" in why_no_kernel(forms_of("RNN", 30, 4)[0], 132)
+    form = forms_of("LSTM", 256, 64)[0]
+    assert (best_layout(form, 128).rows, best_layout(form, 127).rows) == (32, 64)
+    assert best_layout(form, 64).blocks == 64
+    with pytest.raises(Unsupported, match="do not run"):
+        best_layout(form, 63)
+    with pytest.raises(Unsupported, match="even"):
+        best_layout(forms_of("RNN", 30, 4)[0], 132)
 
 
 def _describe(step: object, *shapes: tuple[int, ...]) -> StepForm:
@@ -74,22 +76,57 @@ def test_other_steps_say_why_they_are_none() -> None:
 @needs_ptxas
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_steps_of_a_layer_assemble_without_spills(kind: str) -> None:
-    for loop, form in zip(loops_of(kind, 256, 64), forms_of(kind, 256, 64), strict=True):
-        kernel = recurrent_kernel(form, reverse=loop.reverse)
-        assert spilled_bytes(kernel.text, "sm_80") == 0
+    for form in forms_of(kind, 256, 64):
+        for rows in (32, 64):
+            kernel = recurrent_kernel(Layout(form, rows), reverse=False)
+            assert spilled_bytes(kernel.text, "sm_80") == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_steps_are_numpys_with_the_same_bits_in_any_order_of_warps(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "rows"), [("RNN", 64), ("GRU", 0), ("LSTM", 32)])
+def test_steps_are_numpys_with_the_same_bits_in_any_order_of_warps(kind: str, rows: int) -> None:
     for loop in loops_of(kind, 32, 5):
-        first, second = (check_loop(loop, 3, seed) for seed in (0, 1))
+        first, second = (check_loop(loop, 2, seed, rows) for seed in (0, 1))
         assert all(first[each].tobytes() == second[each].tobytes() for each in first)
+
+
+def _odd_step(
+    consts: tuple[wf.Tensor, ...], carry: tuple[wf.Tensor, ...], rows: tuple[wf.Tensor, wf.Tensor]
+) -> tuple[tuple[wf.Tensor, ...], tuple[wf.Tensor, ...]]:
+    """A step that reads everything in every way, and whose carries change places."""
+    weights, bias, matrix, factor = consts
+    (h, c, d), (wide, row) = carry, rows
+    mixed = wf.concatenate([wf.tanh(d) * wide[:, 32:], h - matrix], axis=1)
+    p, q = wf.split(mixed @ weights + bias, 2, axis=1)
+    made = wf.where(row > 0, p, q * bias[:32]) * factor
+    return (d, h + 0.5, wf.sigmoid(made)), (c, wf.concatenate([q, row, mixed[:, :32]], axis=1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reverse", [False, True])
+def test_any_step_of_one_product_is_numpys(reverse: bool) -> None:
+    def f(
+        consts: tuple[wf.Tensor, ...], carry: tuple[wf.Tensor, ...], rows: tuple[wf.Tensor, ...]
+    ) -> object:
+        return wf.scan(lambda c, x: _odd_step(consts, c, x), carry, rows, reverse=reverse)
+
+    shapes = ((64, 64), (64,), (3, 32), ()), ((3, 32),) * 3, ((2, 3, 64), (2, 3, 32))
+    given = [tuple(wf.spec("float32", shape) for shape in each) for each in shapes]
+    [loop] = loops_in(wf.ir.trace(f, *given))
+    check_loop(loop, 2)
+
+
+@pytest.mark.slow
+def test_rows_end_at_their_lengths() -> None:
+    loops = loops_of("LSTM", 32, 3, lengths=wf.asarray(np.array([1, 3, 2])))
+    assert len(loops) == 2
+    for loop in loops:
+        check_loop(loop, 3)
 
 
 @pytest.mark.slow
 def test_rows_of_two_groups_do_not_wait_for_each_other() -> None:
-    check_loop(loops_of("GRU", 32, 65)[0], 2)
+    check_loop(loops_of("GRU", 32, 33)[0], 2)
 
 
 @pytest.mark.slow
@@ -97,8 +134,8 @@ def test_rows_of_two_groups_do_not_wait_for_each_other() -> None:
 def test_a_kernel_without_one_of_its_waits_is_refused(
     line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken_kernel(form: StepForm, *, reverse: bool) -> RecurrentKernel:
-        kernel = recurrent_kernel(form, reverse=reverse)
+    def broken_kernel(layout: Layout, *, reverse: bool) -> RecurrentKernel:
+        kernel = recurrent_kernel(layout, reverse=reverse)
         lines = kernel.text.splitlines()
         del lines[next(n for n, each in enumerate(lines) if line in each)]
         return replace(kernel, text="\n".join(lines) + "\n")

@@ -99,7 +99,7 @@ class WarpgroupProgram(Program):
     def new_registers(self) -> dict[str, Array]:
         """Registers of a block."""
         kinds = {"f32": np.float32, "u64": np.uint64, "b64": np.uint64, "b16": np.uint16,
-                 "pred": np.bool_}  # fmt: skip
+                 "pred": np.bool_, "s64": np.int64}  # fmt: skip
         return {name: np.zeros(self.threads, kinds.get(kind, np.uint32))
                 for name, kind in self.registers.items()}  # fmt: skip
 
@@ -169,7 +169,7 @@ class WarpgroupProgram(Program):
         if space != "global":
             return act
         where, registers = operands if word == "st" else operands[::-1]
-        size = 4 * len(registers.split(", ")) if kind[1:] == "32" else 2
+        size = int(kind[1:]) // 8 * len(registers.split(", "))
 
         def access(block: Any, lanes: Array) -> None:
             places = block.memory.spread(self._address(block, lanes, where), size)

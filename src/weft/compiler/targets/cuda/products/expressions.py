@@ -34,7 +34,7 @@ from weft.compiler.targets.cuda.mathematics import (
 from weft.compiler.targets.cuda.ptx_writer import Kernel, Operand, Value, float_literal
 from weft.compiler.targets.cuda.warpgroup import packed_pair, unpacked_pair
 from weft.compiler.targets.llvm.elementary import Function, polynomial
-from weft.core.dtypes import DType, bfloat16, bool_, float16, float32, int32, uint32
+from weft.core.dtypes import DType, bfloat16, bool_, float16, float32, int32, int64, uint32
 from weft.core.errors import Unsupported
 from weft.ir.scalars import (
     INSTRUCTIONS,
@@ -187,7 +187,7 @@ def instruction_count(x: Scalar) -> int:
 # --- the table ------------------------------------------------------------------------------------
 
 _KINDS = {float32: "f32", int32: "s32", uint32: "u32", bool_: "pred", bfloat16: "b16",
-          float16: "b16"}  # fmt: skip
+          float16: "b16", int64: "s64"}  # fmt: skip
 Rule = Callable[..., Value]
 
 
@@ -255,6 +255,7 @@ _TABLE: dict[str, Rule] = {
     **dict.fromkeys(APPROXIMATE, _approximate_function),
 }
 _FLOATS_ONLY = frozenset({"divide", "fma", "sqrt"})
+_COMPARISONS = frozenset({"less", "less_equal", "equal", "not_equal"})
 
 
 def _not_equal(kernel: Kernel, x: Scalar, *operands: Operand) -> Value:
@@ -272,9 +273,11 @@ def _is_written(x: Scalar) -> bool:
     if any(dtype not in _KINDS for dtype in dtypes):
         return False
     if x.op == "local":
-        return x.dtype in (float32, *SHORT)
+        return x.dtype in (float32, int64, *SHORT)
     if x.op == "const":
         return True
+    if int64 in dtypes:
+        return x.op in _COMPARISONS
     if x.op == "cast":
         return _is_cast(x.args[0].dtype, x.dtype)
     if x.op == "bitcast":
@@ -285,7 +288,7 @@ def _is_written(x: Scalar) -> bool:
         return False
     if x.op in ("negative", "absolute") and x.dtype is uint32:
         return False
-    if x.op in ("less", "less_equal", "equal", "not_equal"):
+    if x.op in _COMPARISONS:
         return x.args[0].dtype is not bool_
     if x.op in _FLOATS_ONLY:
         return x.dtype is float32

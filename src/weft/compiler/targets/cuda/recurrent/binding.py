@@ -7,29 +7,23 @@ from weft.compiler.plan.launch import Launch, Value
 from weft.compiler.targets.cuda.binding import Binding, Run
 from weft.compiler.targets.cuda.capabilities import has_warp_products
 from weft.compiler.targets.cuda.parameters import counters_cell, written_kernel_run
-from weft.compiler.targets.cuda.recurrent.description import StepForm, describe_step
-from weft.compiler.targets.cuda.recurrent.kernel import (
-    block_count,
-    counter_count,
-    exchange_bytes,
-    recurrent_kernel,
-    why_no_kernel,
-)
+from weft.compiler.targets.cuda.recurrent.description import describe_step
+from weft.compiler.targets.cuda.recurrent.kernel import Layout, best_layout, recurrent_kernel
 from weft.core.errors import Unsupported
 
 __all__ = ["recurrent_run"]
 
 IS_CHOSEN = False
-"""Whether loops take the kernel: no card has run it yet."""
+"""Whether loops take the kernel: no card has run it as it is now."""
 
 
 def recurrent_run(binding: Binding, launch: Launch, loop: Loop) -> Run | None:
     """What runs all steps of a loop in one kernel; None where it is no recurrent layer."""
-    form, steps = _form(binding, loop), loop.limit(binding.sizes)
-    if form is None or steps < 1:
+    layout, steps = _layout(binding, loop), loop.limit(binding.sizes)
+    if layout is None or steps < 1:
         return None
     consts, carry, node = loop.num_consts, loop.num_carry, loop.node
-    values: dict[str, Value] = {"weights": node.operands[form.weights]}
+    values: dict[str, Value] = {"weights": node.operands[layout.form.weights]}
     for name, atoms in (
         ("constant", node.operands[:consts]), ("carry", node.operands[consts : consts + carry]),
         ("row", node.operands[consts + carry :]), ("final", node.results[:carry]),
@@ -37,23 +31,23 @@ def recurrent_run(binding: Binding, launch: Launch, loop: Loop) -> Run | None:
     ):  # fmt: skip
         values |= {f"{name}{number}": atom for number, atom in enumerate(atoms)}
     cells = {
-        "exchange": binding.workspace_cell(0, exchange_bytes(form)),
+        "exchange": binding.workspace_cell(0, layout.exchange_bytes),
         # Blocks wait for each other, so all must run at once: no other such launch may have some
         # of the card.
-        "counters": counters_cell(binding, counter_count(form), is_alone=True),
+        "counters": counters_cell(binding, layout.counters, is_alone=True),
     }
-    kernel = recurrent_kernel(form, reverse=loop.reverse)
+    kernel = recurrent_kernel(layout, reverse=loop.reverse)
     given = (values, dict[str, tuple[int, ...]](), {"steps": steps})
-    return written_kernel_run(binding, launch, kernel, block_count(form), given, cells=cells)
+    return written_kernel_run(binding, launch, kernel, layout.blocks, given, cells=cells)
 
 
-def _form(binding: Binding, loop: Loop) -> StepForm | None:
-    """What a step of a loop is, if there is a kernel for it."""
+def _layout(binding: Binding, loop: Loop) -> Layout | None:
+    """How the steps of a loop are cut into blocks, if there is a kernel for them."""
     device = binding.stream.device
     if not IS_CHOSEN or len(loop.plans) != 1 or not has_warp_products(device.ordinal):
         return None
     try:
         form = describe_step(loop.plans[0].graph, loop.num_consts, loop.num_carry)
+        return best_layout(form, device.multiprocessors)
     except Unsupported:
         return None
-    return None if why_no_kernel(form, device.multiprocessors) else form

@@ -22,7 +22,7 @@ from typing import Literal as Choice
 
 from weft.compiler.targets.cuda.products.expressions import expand_expression
 from weft.compiler.targets.cuda.products.fused import is_elementwise
-from weft.core.dtypes import float32
+from weft.core.dtypes import DType, float32, int64
 from weft.core.errors import Unsupported
 from weft.core.records import frozen
 from weft.ir import scalars
@@ -31,24 +31,28 @@ from weft.ir.scalar_functions import lower_element
 from weft.ir.scalars import Scalar, nodes_in_order
 from weft.ops.contraction import dot
 from weft.ops.control_call import call
-from weft.ops.movement import concatenate, slice_
+from weft.ops.movement import concatenate, reshape, slice_
 
 __all__ = ["PRODUCT", "Input", "StepForm", "depends_on_product", "describe_step", "input_name"]
 
 PRODUCT = "product"
 """What the names of the product's parts begin with."""
 Role = Choice["constant", "carry", "row"]
-Lies = Choice["matrix", "vector", "scalar"]
+Lies = Choice["matrix", "vector", "line", "scalar"]
 
 
 @frozen(slots=False)
 class Input:
-    """An input of a step, which element by element reads: its parts, and whether it has rows."""
+    """An input of a step, which element by element reads: its parts, and how it lies.
+
+    A matrix has a row for each item, a vector none; a line has one number for each item.
+    """
 
     role: Role
     number: int
     parts: int
     lies: Lies = "matrix"
+    dtype: DType = float32
 
 
 @frozen(slots=False)
@@ -88,8 +92,17 @@ def describe_step(graph: Graph, constants: int, carries: int) -> StepForm:
 
 
 Parts = tuple[Scalar, ...]
-Known = Parts | int
-"""The parts of a value, or the number of the body's input that it is."""
+
+
+@frozen(slots=False)
+class _Line:
+    """A value with one number for each item, [batch] or [batch, 1], such as a mask."""
+
+    number: Scalar
+
+
+Known = Parts | _Line | int
+"""What a value is, or the number of the body's input that it is."""
 
 
 class _Reader:
@@ -106,7 +119,7 @@ class _Reader:
     def read(self) -> StepForm:
         """The whole form."""
         start: dict[Atom, Known] = {each: place for place, each in enumerate(self.graph.inputs)}
-        outputs = [self._parts(each) for each in self._outputs(self.graph, start)]
+        outputs = [self._parts(*each) for each in self._outputs(self.graph, start)]
         if not self.multiplied:
             raise Unsupported("a step multiplies nothing")
         if any(atom.type.dtype is not float32 for atom in self.graph.outputs):
@@ -141,48 +154,63 @@ class _Reader:
             raise Unsupported("a constant of a step has several elements")
         return (scalars.const(atom.value.reshape(()).item(), atom.type.dtype),)
 
-    def _parts(self, value: tuple[Atom, Known]) -> Parts:
-        """The parts of a value; an input is read here."""
-        atom, known = value
+    def _read_input(self, atom: Atom, known: Known) -> Known:
+        """What is known of a value; an input is read here."""
         if not isinstance(known, int):
             return known
         if known not in self.inputs:
             self.inputs[known] = self._input(atom, known)
         each = self.inputs[known]
-        return tuple(scalars.local(input_name(each, n), float32) for n in range(each.parts))
+        numbers = [scalars.local(input_name(each, n), each.dtype) for n in range(each.parts)]
+        return _Line(numbers[0]) if each.lies == "line" else tuple(numbers)
+
+    def _parts(self, atom: Atom, known: Known) -> Parts:
+        """The parts of a value; a line is one part, beside values with rows."""
+        found = self._read_input(atom, known)
+        if isinstance(found, _Line):
+            if atom.type.shape != (self.batch, 1):
+                raise Unsupported("numbers of items meet those of units")
+            return (found.number,)
+        assert not isinstance(found, int)
+        return found
 
     def _input(self, atom: Atom, place: int) -> Input:
-        if atom.type.dtype is not float32:
-            raise Unsupported(f"a step reads {atom.type.dtype}")
         role: Role = "row"
         number = place - self.constants - self.carries
         if number < 0:
             role, number = ("carry", number + self.carries)
             if number < 0:
                 role, number = "constant", place
-        inside = atom.type.shape
-        if role == "constant":
-            while inside and inside[0] == 1:
-                inside = inside[1:]
-            if not inside:
-                return Input(role, number, 1, "scalar")
+        dtype, inside = atom.type.dtype, atom.type.shape
+        if dtype not in (float32, int64):
+            raise Unsupported(f"a step reads {dtype}")
+        while role == "constant" and dtype is float32 and inside and inside[0] == 1:
+            inside = inside[1:]
+        if not inside:
+            return Input(role, number, 1, "scalar", dtype)
+        if dtype is int64:
+            if role != "constant" or inside != (self.batch,):
+                raise Unsupported(f"a step reads {atom.type}")
+            return Input(role, number, 1, "line", dtype)
         lies: Lies = "vector" if len(inside) == 1 and role == "constant" else "matrix"
-        columns = inside[-1] if inside else 0
-        is_matrix = len(inside) == 2 and inside[0] == self.batch
-        if (
-            not isinstance(columns, int)
-            or columns % self.units
-            or not (lies == "vector" or is_matrix)
-        ):
-            raise Unsupported(f"{atom.type} has no row for each item and no part for each unit")
+        columns, is_matrix = inside[-1], len(inside) == 2 and inside[0] == self.batch
+        if not isinstance(columns, int) or columns % self.units:
+            raise Unsupported(f"{atom.type} has no part for each unit")
+        if lies == "matrix" and not is_matrix:
+            raise Unsupported(f"{atom.type} has no row for each item")
         return Input(role, number, columns // self.units, lies)
 
     # --- nodes ------------------------------------------------------------------------------------
 
-    def _result(self, node: GraphNode, given: Sequence[Known]) -> Parts:
+    def _result(self, node: GraphNode, given: Sequence[Known]) -> Known:
         if node.primitive is dot:
             return self._product(node, given)
-        operands = [self._parts(each) for each in zip(node.operands, given, strict=True)]
+        read = [self._read_input(*each) for each in zip(node.operands, given, strict=True)]
+        if any(isinstance(each, _Line) for each in read):
+            shape = node.results[0].type.shape
+            if shape in ((self.batch,), (self.batch, 1)):
+                return self._line(node, read)
+        operands = [self._parts(*each) for each in zip(node.operands, read, strict=True)]
         if node.primitive is slice_:
             return self._slice(node, operands[0])
         if node.primitive is concatenate and node.params["axis"] == node.results[0].type.ndim - 1:
@@ -190,6 +218,21 @@ class _Reader:
         if not is_elementwise(node):
             raise Unsupported(f"{node.primitive.name} is not of single units")
         return self._elements(node, operands)
+
+    def _line(self, node: GraphNode, read: Sequence[Known]) -> _Line:
+        """A value with one number for each item."""
+        if node.primitive is reshape and isinstance(read[0], _Line):
+            return read[0]
+        if not is_elementwise(node):
+            raise Unsupported(f"{node.primitive.name} is not of single items")
+        numbers = []
+        for atom, each in zip(node.operands, read, strict=True):
+            if isinstance(each, tuple) and any(size != 1 for size in atom.type.shape):
+                raise Unsupported("numbers of items meet those of units")
+            assert not isinstance(each, int)
+            numbers.append(each.number if isinstance(each, _Line) else each[0])
+        dtype = node.results[0].type.dtype
+        return _Line(lower_element(node.primitive, numbers, dtype, node.params))
 
     def _slice(self, node: GraphNode, parts: Parts) -> Parts:
         shape, params = node.operands[0].type.shape, node.params
@@ -202,7 +245,8 @@ class _Reader:
     def _elements(self, node: GraphNode, operands: Sequence[Parts]) -> Parts:
         dtype, count = node.results[0].type.dtype, max(map(len, operands))
         for atom, parts in zip(node.operands, operands, strict=True):
-            if len(parts) != count and any(size != 1 for size in atom.type.shape):
+            is_one = len(parts) == 1 and atom.type.shape == (self.batch, 1)
+            if len(parts) != count and not is_one and any(size != 1 for size in atom.type.shape):
                 raise Unsupported("parts of units meet others")
         return tuple(
             lower_element(
@@ -222,7 +266,7 @@ class _Reader:
             raise Unsupported("a product is not of rows with weights")
         self.weights, self.transposed = weights, right_axes == (1,)
         columns = shape[1 - right_axes[0]]
-        self.multiplied = self._parts((left, rows))
+        self.multiplied = self._parts(left, rows)
         if not isinstance(columns, int) or columns % self.units:
             raise Unsupported("a product has no part for each unit")
         if node.results[0].type.shape != (self.batch, columns):
