@@ -19,7 +19,7 @@ from weft.nn import functional as F  # noqa: N812
 from weft.ops.float8 import E4M3, round_to_float8
 
 Array = np.ndarray[Any, Any]
-TILES = [(128, 192), (128, 128), (128, 64), (64, 128), (64, 64)]
+TILES = [(128, 192), (192, 128), (128, 128), (128, 64), (64, 128), (64, 64)]
 SIZES = [(64, 64, 64), (1, 8, 16), (130, 200, 144), (300, 72, 1040), (520, 392, 2064)]
 LAYOUTS = ("along rows", "across rows", "left across", "right across")
 
@@ -86,8 +86,11 @@ def force_plan(patch: pytest.MonkeyPatch, tile: tuple[int, int], *, split: bool)
     patch.setattr(binding, "chosen_kernel", choose)
 
 
-def check_long_sums(columns: int, rows: int = 256, limit: float = 4e-4) -> None:
-    """Sums of many numbers of one sign keep their digits: steps are added in float32."""
+def check_long_sums(columns: int, rows: int = 256, limit: float = 1e-3) -> None:
+    """Sums of many numbers of one sign keep their digits: steps are added in float32.
+
+    Four instructions add up a step, and each may lose 2⁻¹³ of it.
+    """
     random = np.random.default_rng(5)
     a, b = (random.uniform(0.5, 1.5, (rows, columns)).astype(np.float32) for _ in range(2))
     rounded = [
