@@ -8,6 +8,7 @@ from tests.compiler.cuda.float8_cases import (
     LAYOUTS,
     SIZES,
     TILES,
+    check_eager,
     check_exact,
     check_extremes,
     check_layers,
@@ -72,6 +73,11 @@ def test_extremes_are_what_they_are_on_the_processor() -> None:
 @pytest.mark.parametrize("width", [16, 128, 768])
 def test_layers_and_their_gradients_agree_with_the_processors(width: int) -> None:
     check_layers(width)
+
+
+@pytest.mark.parametrize("width", [16, 256])
+def test_eager_layers_agree_with_the_processors(width: int) -> None:
+    check_eager(width)
 
 
 def test_a_small_gpt_learns_as_it_does_in_bfloat16() -> None:

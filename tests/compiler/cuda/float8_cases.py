@@ -160,3 +160,18 @@ def check_layers(width: int, limit: float = 6e-2) -> None:
         error = np.linalg.norm(got - wanted) / np.linalg.norm(wanted)
         print(f"{other.type}: {error:.2e}")
         assert error <= limit
+
+
+def check_eager(width: int, limit: float = 6e-2) -> None:
+    """Layers that are called one by one, and their gradients by `backward`."""
+    random = np.random.default_rng(3)
+    shapes = (3, width, width), (2 * width, width), (2 * width,), (width, 2 * width)
+    arrays = [random.normal(size=shape).astype(np.float32) * 0.5 for shape in shapes]
+    gradients = {}
+    for place in ("cuda", "cpu"):
+        given = [wf.asarray(each).to(place).requires_grad_() for each in arrays]
+        loss = layer_loss(*given)
+        loss.backward()
+        gradients[place] = [loss.detach().numpy(), *[each.grad.numpy() for each in given]]
+    for one, other in zip(*gradients.values(), strict=True):
+        assert np.linalg.norm(one - other) <= limit * np.linalg.norm(other)

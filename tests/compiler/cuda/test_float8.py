@@ -13,6 +13,7 @@ from tests.compiler.cuda.assembling import needs_ptxas, spilled_bytes
 from tests.compiler.cuda.float8_cases import (
     LAYOUTS,
     TILES,
+    check_eager,
     check_exact,
     check_extremes,
     check_layers,
@@ -216,6 +217,10 @@ def test_extremes(card: HostCard) -> None:
 
 def test_layers_and_gradients(card: HostCard) -> None:
     check_layers(16)
+
+
+def test_eager_layers_and_gradients(card: HostCard) -> None:
+    check_eager(16)
 
 
 # Faults put in on purpose, each of which a check above sees.
