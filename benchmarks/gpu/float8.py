@@ -207,7 +207,7 @@ def passes() -> None:
         loaded = LoadedKernel(kernel.name, kernel.text, kernel.threads, kernel.shared_bytes)
         turn = loaded.launcher(
             kernel.parameters, transpose_blocks(rows, columns),
-            {"source": source, "target": target}, {"rows": rows, "columns": columns},
+            {"source": source, "turned": target}, {"rows": rows, "columns": columns},
         )  # fmt: skip
         times = measure({"weft": turn, "torch": lambda: target.copy_(source.T)}, 12, 5)  # noqa: B023
         is_right = bool((target == source.T).all())

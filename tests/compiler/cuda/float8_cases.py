@@ -16,7 +16,7 @@ from weft.compiler.targets.cuda.products.choice import kernel_of, with_most_stag
 from weft.compiler.targets.cuda.products.description import FLOAT8_PAIRS, Plan
 from weft.compiler.targets.cuda.target import CUDA
 from weft.nn import functional as F  # noqa: N812
-from weft.ops.float8 import E4M3, round_to_float8
+from weft.ops.float8 import E4M3, E5M2, round_to_float8
 
 Array = np.ndarray[Any, Any]
 TILES = [(128, 192), (192, 128), (128, 128), (128, 64), (64, 128), (64, 64)]
@@ -111,9 +111,10 @@ def check_long_sums(columns: int, rows: int = 256, limit: float = 1e-3) -> None:
 
 def check_extremes(rows: int = 64) -> None:
     """Scales that leave float32 together, zeros, infinities and NaN."""
-    f = wf.jit(product(E4M3, E4M3, "along rows"))
+    for_values = wf.jit(product(E4M3, E4M3, "along rows"))
+    for_cotangents = wf.jit(product(E5M2, E4M3, "along rows"))
 
-    def run(a: Array, b: Array) -> Array:
+    def run(a: Array, b: Array, f: Callable[..., Any] = for_values) -> Array:
         found = f(wf.asarray(a).to("cuda"), wf.asarray(b).to("cuda"))
         result: Array = found.astype("float32").numpy()
         return result
@@ -129,6 +130,9 @@ def check_extremes(rows: int = 64) -> None:
         broken[3, 5] = odd
         found = run(broken, b)
         assert np.isnan(found[3]).all()
+        np.testing.assert_array_equal(np.delete(found, 3, 0), np.delete(exact, 3, 0))
+        found = run(broken, b, for_cotangents)
+        assert not np.isfinite(found[3]).any()
         np.testing.assert_array_equal(np.delete(found, 3, 0), np.delete(exact, 3, 0))
 
 

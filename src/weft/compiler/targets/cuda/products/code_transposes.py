@@ -37,14 +37,17 @@ from weft.ops.control_call import call
 from weft.ops.movement import transpose
 
 __all__ = [
-    "TransposeKernel", "is_transposed_codes", "transpose_blocks", "transpose_kernel",
-    "transposed_codes", "transposed_codes_launch",
+    "ROWS", "THREADS", "TransposeKernel", "is_transposed_codes", "matrix_of", "part_of_matrix",
+    "store_turned", "transpose_blocks", "transpose_kernel", "transposed_codes",
+    "transposed_codes_launch",
 ]  # fmt: skip
 
 _NAME = "transposed codes"
-_THREADS = 256
-_WARPS = _THREADS // 32
-_ROWS = 16  # of a warp: what a lane stores at once
+THREADS = 256
+"""Of a block."""
+_WARPS = THREADS // 32
+ROWS = 16
+"""Of a warp: what a lane stores at once."""
 _COLUMNS = 128  # of a warp: a word for each lane
 _WORD = 4
 _MOST_BYTES = 1 << 32
@@ -62,7 +65,7 @@ def matrix_of(node: GraphNode) -> tuple[int, int] | None:
     rows, columns = size(shape[:first]), size(shape[first:])
     if not isinstance(rows, int) or not isinstance(columns, int):
         return None
-    is_whole = rows % _ROWS == 0 and columns % _WORD == 0
+    is_whole = rows % ROWS == 0 and columns % _WORD == 0
     return (rows, columns) if is_whole and 0 < rows * columns < _MOST_BYTES else None
 
 
@@ -95,7 +98,7 @@ def bind_transposed_codes(binding: Binding, launch: Launch) -> Run:
     assert launch.computes is not None
     matrix = matrix_of(launch.computes.nodes[0])
     assert matrix is not None
-    values = dict(zip(("source", "target"), launch.values, strict=True))
+    values = dict(zip(("source", "turned"), launch.values, strict=True))
     words = dict(zip(("rows", "columns"), matrix, strict=True))
     blocks = transpose_blocks(*matrix)
     return written_kernel_run(binding, launch, transpose_kernel(), blocks, (values, {}, words))
@@ -114,39 +117,51 @@ class TransposeKernel:
 
 def transpose_blocks(rows: int, columns: int) -> int:
     """The blocks of a launch: a warp for each part."""
-    parts = rows // _ROWS * -(-columns // _COLUMNS)
+    parts = rows // ROWS * -(-columns // _COLUMNS)
     return -(-parts // _WARPS)
 
 
 @cache
 def transpose_kernel() -> TransposeKernel:
-    """`target`, [columns, rows], from `source`, [rows, columns], both of bytes."""
-    parameters = [Pointer("source"), Pointer("target"), Word("rows"), Word("columns")]
-    kernel = Kernel("transpose_codes", parameters, _THREADS)
+    """`turned`, [columns, rows], from `source`, [rows, columns], both of bytes."""
+    parameters = [Pointer("source"), Pointer("turned"), Word("rows"), Word("columns")]
+    kernel = Kernel("transpose_codes", parameters, THREADS)
     _write(kernel)
-    return TransposeKernel(kernel.name, kernel.text(), _THREADS, 0, kernel.parameters)
+    return TransposeKernel(kernel.name, kernel.text(), THREADS, 0, kernel.parameters)
 
 
 def _write(kernel: Kernel) -> None:
     rows, columns = kernel.parameter("rows"), kernel.parameter("columns")
-    thread = kernel.special_register("tid.x")
-    part = kernel.special_register("ctaid.x") * _WARPS + (thread >> 5)
-    bands = rows // _ROWS
-    row = part % bands * _ROWS
-    column = part // bands * _COLUMNS + (thread & 31) * _WORD
+    row, column = part_of_matrix(kernel, rows)
     with kernel.when(column < columns):
         place = kernel.address(kernel.parameter("source"), row * columns + column, 1)
         step = kernel.let("u64", "cvt.u64.u32", columns)
         words = []
-        for _ in range(_ROWS):
+        for _ in range(ROWS):
             words.append(kernel.let("b32", "ld.global.b32", at(place)))
             place = place + step
-        fours = [_exchange_bytes(kernel, words[first : first + 4]) for first in range(0, _ROWS, 4)]
-        place = kernel.address(kernel.parameter("target"), column * rows + row, 1)
-        step = kernel.let("u64", "cvt.u64.u32", rows)
-        for line in zip(*fours, strict=True):
-            kernel.do("st.global.v4.b32", at(place), braces(line))
-            place = place + step
+        store_turned(kernel, words, (row, column), rows)
+
+
+def part_of_matrix(kernel: Kernel, rows: Value) -> tuple[Value, Value]:
+    """The first row and column of a thread: warps go down the rows first."""
+    thread = kernel.special_register("tid.x")
+    part = kernel.special_register("ctaid.x") * _WARPS + (thread >> 5)
+    bands = rows // ROWS
+    return part % bands * ROWS, part // bands * _COLUMNS + (thread & 31) * _WORD
+
+
+def store_turned(
+    kernel: Kernel, words: Sequence[Value], where: tuple[Value, Value], rows: Value
+) -> None:
+    """Store four columns of 16 rows, given as words, as rows of `turned`."""
+    row, column = where
+    fours = [_exchange_bytes(kernel, words[first : first + 4]) for first in range(0, ROWS, 4)]
+    place = kernel.address(kernel.parameter("turned"), column * rows + row, 1)
+    step = kernel.let("u64", "cvt.u64.u32", rows)
+    for line in zip(*fours, strict=True):
+        kernel.do("st.global.v4.b32", at(place), braces(line))
+        place = place + step
 
 
 def _exchange_bytes(kernel: Kernel, words: Sequence[Value]) -> list[Value]:
