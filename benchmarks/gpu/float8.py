@@ -172,13 +172,14 @@ def gpt(batch: int = 16, layers: int = 12, width: int = 768, heads: int = 12) ->
 
         step = weft_step(model, loss_of, x, y, lr=3e-4)
         first = first_call(step)
-        losses = [float(step()) for _ in range(20)]
+        losses = [float(step()) for _ in range(60)]
         best = milliseconds(step, wf.cuda.synchronize, 3)
         report(FILE, {"part": f"gpt {layers} x {width}", "precision": precision,
                       "ms": round(best, 2), "first s": round(first, 1),
-                      "losses": [round(value, 3) for value in losses],
+                      "losses": [round(value, 3) for value in losses[::4]],
+                      "last losses": [round(value, 3) for value in losses[-6:]],
                       "peak GB": round(wf.cuda.memory_stats().peak / 1e9, 2)})  # fmt: skip
-        where_time_goes(step, 30)
+        where_time_goes(step, 24)
         del model, step
 
 

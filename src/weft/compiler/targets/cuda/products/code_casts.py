@@ -29,9 +29,9 @@ from weft.compiler.targets.cuda.parameters import written_kernel_run
 from weft.compiler.targets.cuda.products.code_transposes import (
     ROWS,
     THREADS,
+    for_each_part,
     is_transposed_codes,
     matrix_of,
-    part_of_matrix,
     store_turned,
     transpose_blocks,
 )
@@ -224,10 +224,10 @@ def cast_kernel(spec: CastSpec) -> CastKernel:
 
 def _write(kernel: Kernel, spec: CastSpec) -> None:
     rows, columns = kernel.parameter("rows"), kernel.parameter("columns")
+    scale = kernel.let("f32", "ld.global.f32", at(kernel.parameter("scale")))
     item = 4 if spec.dtype == float32.name else 2
-    row, column = part_of_matrix(kernel, rows)
-    with kernel.when(column < columns):
-        scale = kernel.let("f32", "ld.global.f32", at(kernel.parameter("scale")))
+
+    def write_part(row: Value, column: Value) -> None:
         first = kernel.let("u64", "mul.wide.u32", row, columns)
         first = first + kernel.let("u64", "cvt.u64.u32", column)
         place = kernel.parameter("source") + first * item
@@ -246,6 +246,8 @@ def _write(kernel: Kernel, spec: CastSpec) -> None:
                 place = place + step
         if "turned" in spec.stored:
             store_turned(kernel, words, (row, column), rows)
+
+    for_each_part(kernel, rows, columns, write_part)
 
 
 def _floats(kernel: Kernel, spec: CastSpec, loaded: Sequence[Value]) -> Iterator[Value]:

@@ -2,7 +2,7 @@
 
 A loop reads a byte here and a byte there, each from a sector of its own. Here a warp takes 16 rows
 of 128 bytes as words, each row at once; a lane holds four columns of them, exchanges bytes of four
-words by `prmt`, and stores four rows of 16 bytes. Warps side by side store side by side.
+words by `prmt`, and stores four rows of 16 bytes.
 
 >>> import weft as wf
 >>> graph = wf.ir.trace(lambda x: x.T, wf.spec("uint8", (64, 40)))
@@ -13,7 +13,7 @@ words by `prmt`, and stores four rows of 16 bytes. Warps side by side store side
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from functools import cache
 
@@ -37,19 +37,30 @@ from weft.ops.control_call import call
 from weft.ops.movement import transpose
 
 __all__ = [
-    "ROWS", "THREADS", "TransposeKernel", "is_transposed_codes", "matrix_of", "part_of_matrix",
-    "store_turned", "transpose_blocks", "transpose_kernel", "transposed_codes",
+    "ROWS",
+    "THREADS",
+    "TransposeKernel",
+    "for_each_part",
+    "is_transposed_codes",
+    "matrix_of",
+    "store_turned",
+    "transpose_blocks",
+    "transpose_kernel",
+    "transposed_codes",
     "transposed_codes_launch",
 ]  # fmt: skip
 
 _NAME = "transposed codes"
 THREADS = 256
 """Of a block."""
-_WARPS = THREADS // 32
+_SIDE_BY_SIDE = 4  # warps of a block
 ROWS = 16
-"""Of a warp: what a lane stores at once."""
+"""Of a warp at a time: what a lane stores at once."""
 _COLUMNS = 128  # of a warp: a word for each lane
 _WORD = 4
+_WARP_ROWS = 2 * ROWS
+_TILE_ROWS = THREADS // 32 // _SIDE_BY_SIDE * _WARP_ROWS
+_TILE_COLUMNS = _SIDE_BY_SIDE * _COLUMNS
 _MOST_BYTES = 1 << 32
 """Of a matrix, so that places in it are words."""
 
@@ -116,9 +127,8 @@ class TransposeKernel:
 
 
 def transpose_blocks(rows: int, columns: int) -> int:
-    """The blocks of a launch: a warp for each part."""
-    parts = rows // ROWS * -(-columns // _COLUMNS)
-    return -(-parts // _WARPS)
+    """The blocks of a launch: one for each tile."""
+    return -(-rows // _TILE_ROWS) * -(-columns // _TILE_COLUMNS)
 
 
 @cache
@@ -132,8 +142,8 @@ def transpose_kernel() -> TransposeKernel:
 
 def _write(kernel: Kernel) -> None:
     rows, columns = kernel.parameter("rows"), kernel.parameter("columns")
-    row, column = part_of_matrix(kernel, rows)
-    with kernel.when(column < columns):
+
+    def write_part(row: Value, column: Value) -> None:
         place = kernel.address(kernel.parameter("source"), row * columns + column, 1)
         step = kernel.let("u64", "cvt.u64.u32", columns)
         words = []
@@ -142,13 +152,30 @@ def _write(kernel: Kernel) -> None:
             place = place + step
         store_turned(kernel, words, (row, column), rows)
 
+    for_each_part(kernel, rows, columns, write_part)
 
-def part_of_matrix(kernel: Kernel, rows: Value) -> tuple[Value, Value]:
-    """The first row and column of a thread: warps go down the rows first."""
-    thread = kernel.special_register("tid.x")
-    part = kernel.special_register("ctaid.x") * _WARPS + (thread >> 5)
-    bands = rows // ROWS
-    return part % bands * ROWS, part // bands * _COLUMNS + (thread & 31) * _WORD
+
+def for_each_part(
+    kernel: Kernel, rows: Value, columns: Value, write: Callable[[Value, Value], None]
+) -> None:
+    """Code for each 16 rows and four columns of a thread, given where they begin.
+
+    Warps of a block lie side by side along the rows, which are read then and never again, and two
+    of them one below the other. Blocks go down the rows first: what they store meets in the cache.
+    """
+    thread, block = kernel.special_register("tid.x"), kernel.special_register("ctaid.x")
+    warp, tiles = thread >> 5, (rows + (_TILE_ROWS - 1)) // _TILE_ROWS
+    first = block % tiles * _TILE_ROWS + warp // _SIDE_BY_SIDE * _WARP_ROWS
+    column = (
+        block // tiles * _TILE_COLUMNS + warp % _SIDE_BY_SIDE * _COLUMNS + (thread & 31) * _WORD
+    )
+    with kernel.when(column < columns):
+        row = kernel.variable("u32", first, "row")
+        end = (first + _WARP_ROWS).minimum(rows)
+        with kernel.loop("part") as loop:
+            loop.stop_if(row >= end)
+            write(row, column)
+            kernel.assign(row, row + ROWS)
 
 
 def store_turned(
