@@ -48,7 +48,8 @@ from weft.compiler.targets.cuda.device_text import TextKernel
 from weft.compiler.targets.cuda.grouped_kernels import GroupedKernel
 from weft.compiler.targets.cuda.modules import Function, Module
 from weft.compiler.targets.cuda.products import binding as products
-from weft.compiler.targets.cuda.products import code_transposes
+from weft.compiler.targets.cuda.products import code_casts, code_transposes
+from weft.compiler.targets.cuda.products.code_casts import CastKernel, CastSpec
 from weft.compiler.targets.cuda.products.code_transposes import TransposeKernel
 from weft.compiler.targets.cuda.products.description import (
     FLOAT8_PAIRS,
@@ -70,7 +71,7 @@ from weft.ir.loop_reference import run_reference
 from weft.ir.loops import Kernel
 from weft.ops.attention import attention as attention_primitive
 from weft.ops.attention import attention_gradient
-from weft.ops.float8 import FORMATS
+from weft.ops.float8 import FORMATS, float8_codes
 
 FENCE = 64
 """Bytes behind each piece of memory that must stay as they are."""
@@ -330,6 +331,8 @@ class HostCard(FakeLibrary):
                 addresses[parameter.name] = ctypes.c_uint64.from_address(table[place]).value
             else:
                 words[parameter.name] = ctypes.c_uint32.from_address(table[place]).value
+        if isinstance(kernel, CastKernel):
+            return lambda: run_cast(self, kernel.spec, addresses, words)
         if isinstance(kernel, TransposeKernel):
             return lambda: run_transpose(self, addresses, words)
         if isinstance(kernel, CrossEntropyKernel):
@@ -425,7 +428,9 @@ class HostCard(FakeLibrary):
                 array("out", "int32", batch, m, n)[:] = a.astype(np.int32) @ b.astype(np.int32)
                 self.check_fences()
                 return
-            stored = run_epilogue(spec, a.astype(np.float32) @ b.astype(np.float32), operand)
+            with np.errstate(all="ignore"):
+                sums = a.astype(np.float32) @ b.astype(np.float32)
+            stored = run_epilogue(spec, sums, operand)
             kinds = {each.name: (each.dtype, (batch, m, n)) for each in spec.outputs}
             for name, values in stored.items():
                 dtype, shape = kinds.get(name, ("float32", values.shape))
@@ -496,12 +501,30 @@ def _encoded_layout(place: int) -> Layout:
     return tuple(reversed(sizes)), (*reversed(strides), 2)
 
 
+def run_cast(
+    card: HostCard, spec: CastSpec, addresses: dict[str, int], words: dict[str, int]
+) -> None:
+    """What the kernel that makes codes does."""
+    card.launched += 1
+    rows, columns = words["rows"], words["columns"]
+    kind = as_dtype(spec.dtype).numpy
+    source = card.memory_at(addresses["source"])[: rows * columns * kind.itemsize]
+    scale = card.memory_at(addresses["scale"])[:4].view(np.float32).reshape(())
+    codes = float8_codes.reference(
+        source.view(kind).reshape(rows, columns), scale, format=spec.format
+    )
+    for name in spec.stored:
+        target = card.memory_at(addresses[name])[: rows * columns]
+        target[:] = (codes.T if name == "turned" else codes).reshape(-1)
+    card.check_fences()
+
+
 def run_transpose(card: HostCard, addresses: dict[str, int], words: dict[str, int]) -> None:
     """What the kernel that transposes bytes does."""
     card.launched += 1
     rows, columns = words["rows"], words["columns"]
     source, target = (
-        card.memory_at(addresses[name])[: rows * columns] for name in ("source", "target")
+        card.memory_at(addresses[name])[: rows * columns] for name in ("source", "turned")
     )
     target[:] = source.reshape(rows, columns).T.reshape(-1)
     card.check_fences()
@@ -682,7 +705,9 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
         card.written[kernel.text.encode() + b"\0"] = kernel
         return load(binding, launch, kernel, *given, **named)
 
-    writers = (products, convolution, attention, cross_entropy, recurrent, code_transposes)
+    writers = (
+        products, convolution, attention, cross_entropy, recurrent, code_transposes, code_casts,
+    )  # fmt: skip
     for module in writers:
         monkeypatch.setattr(module, "written_kernel_run", run)
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from weft.core.dtypes import bfloat16
+from weft.ops.float8 import FORMATS
 
 Array = np.ndarray[Any, Any]
 SHARED_START = 1 << 10
@@ -475,6 +476,18 @@ def _short_pair(kind: Any) -> Callable[[Array, Array], Array]:
     return pack
 
 
+def _code_pair(format: str) -> Callable[[Array, Array], Array]:
+    """Two codes of 8-bit floats; what is beyond the format is its highest number, NaN is 0x7F."""
+    kind = FORMATS[format].numpy
+    highest = np.array([FORMATS[format].top_code - 1], np.uint8).view(kind).astype(np.float32)
+
+    def code(x: Array) -> Array:
+        codes = np.clip(x, -highest, highest).astype(kind).view(np.uint8)
+        return np.where(np.isnan(x), np.uint8(0x7F), codes).astype(np.uint16)
+
+    return lambda high, low: (code(high) << np.uint16(8)) | code(low)
+
+
 def _far_address(address: Array, rank: Array) -> Array:
     return address.astype(np.uint32) | (rank + 1).astype(np.uint32) << np.uint32(RANK_BITS)
 
@@ -494,6 +507,8 @@ _WHOLE: dict[str, Callable[..., Array]] = {
     "lg2.approx.ftz.f32": np.log2,
     "fma.rn.f32": _fma,
     "not.pred": np.invert,
+    "cvt.rn.satfinite.e4m3x2.f32": _code_pair("e4m3"),
+    "cvt.rn.satfinite.e5m2x2.f32": _code_pair("e5m2"),
     "prmt.b32": lambda x, y, chosen: _picked_bytes(x, y, chosen),
     "selp.f32": lambda yes, no, condition: np.where(condition, yes, no),
     "selp.b32": lambda yes, no, condition: np.where(condition, yes, no),

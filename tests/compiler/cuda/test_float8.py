@@ -13,6 +13,7 @@ from tests.compiler.cuda.assembling import needs_ptxas, spilled_bytes
 from tests.compiler.cuda.float8_cases import (
     LAYOUTS,
     TILES,
+    check_eager,
     check_exact,
     check_extremes,
     check_layers,
@@ -30,6 +31,7 @@ from weft.compiler.plan.planning import plan_program
 from weft.compiler.targets.cuda import target
 from weft.compiler.targets.cuda.products import float8, fused
 from weft.compiler.targets.cuda.products.choice import best_plan, kernel_of, with_most_stages
+from weft.compiler.targets.cuda.products.code_casts import CastSpec, cast_kernel
 from weft.compiler.targets.cuda.products.code_transposes import (
     is_transposed_codes,
     transpose_blocks,
@@ -46,8 +48,16 @@ from weft.compiler.targets.cuda.products.description import (
     Vector,
 )
 from weft.compiler.targets.cuda.target import CUDA
+from weft.core.dtypes import as_dtype
 from weft.ir.graph import GraphNode
-from weft.ops.float8 import E4M3, E5M2, codes_of, numbers_of, round_to_float8
+from weft.ops.float8 import (
+    E4M3,
+    E5M2,
+    codes_of,
+    float8_codes,
+    numbers_of,
+    round_to_float8,
+)
 from weft.ops.movement import reshape
 
 FEW = [(1, 8, 16), (18, 20, 48)]
@@ -111,12 +121,12 @@ def test_a_plan_is_a_tile_whose_sums_find_room_twice() -> None:
 def test_bytes_are_transposed(rows: int, columns: int) -> None:
     kernel = transpose_kernel()
     source = np.random.default_rng(rows).integers(0, 256, (rows, columns)).astype(np.uint8)
-    memory = Memory({"source": source, "target": np.zeros((columns, rows), np.uint8)})
+    memory = Memory({"source": source, "turned": np.zeros((columns, rows), np.uint8)})
     words = {"rows": rows, "columns": columns}
     blocks = transpose_blocks(rows, columns)
     run_kernel(kernel.text, kernel.threads, blocks, kernel.shared_bytes, memory, words)
-    np.testing.assert_array_equal(memory.result("target"), source.T)
-    assert (memory.store_counts("target") == 1).all()
+    np.testing.assert_array_equal(memory.result("turned"), source.T)
+    assert (memory.store_counts("turned") == 1).all()
 
 
 @needs_ptxas
@@ -136,6 +146,49 @@ def test_bytes_that_no_kernel_exchanges_are_moved_by_loops() -> None:
     assert not calls(lambda x: x.mT, 4, 16, 16)
     assert not calls(lambda x: x.T, 32, 20, dtype="int16")
     assert not calls(lambda x: x.T, 0, 16)
+
+
+@pytest.mark.parametrize("stored", [("codes",), ("turned",), ("codes", "turned")], ids=str)
+@pytest.mark.parametrize("format", [E4M3, E5M2])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_codes_are_made_in_both_orders(dtype: str, format: str, stored: tuple[str, ...]) -> None:
+    rows, columns = 32, 136
+    random = np.random.default_rng(len(dtype))
+    x = random.normal(size=(rows, columns)) * np.exp2(random.integers(-16, 16, (rows, columns)))
+    x[3, :10] = [np.nan, np.inf, -np.inf, 0.0, -0.0, 464, 464.5, 61440, -61439, 1e30]
+    with np.errstate(over="ignore"):
+        x = x.astype(as_dtype(dtype).numpy)
+    scale = np.array([0.5], np.float32)
+    shapes = {"codes": (rows, columns), "turned": (columns, rows)}
+    targets = {name: np.zeros(shapes[name], np.uint8) for name in stored}
+    memory = Memory({"source": x, "scale": scale, **targets})
+    kernel = cast_kernel(CastSpec(dtype, format, stored))
+    words = {"rows": rows, "columns": columns}
+    blocks = transpose_blocks(rows, columns)
+    run_kernel(kernel.text, kernel.threads, blocks, kernel.shared_bytes, memory, words)
+    wanted = float8_codes.reference(x, scale[0], format=format)
+    for name in stored:
+        np.testing.assert_array_equal(memory.result(name), wanted.T if name == "turned" else wanted)
+        assert (memory.store_counts(name) == 1).all()
+
+
+@needs_ptxas
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_kernels_that_make_codes_assemble(dtype: str) -> None:
+    for format in (E4M3, E5M2):
+        text = cast_kernel(CastSpec(dtype, format, ("codes", "turned"))).text
+        assert spilled_bytes(text) == 0
+
+
+def test_codes_of_what_lies_in_memory_are_made_by_one_kernel() -> None:
+    kinds = [wf.spec("float32", shape) for shape in ((64, 32), (48, 32), (48,), (16, 48))]
+    gradients = wf.grad(layer_loss, argnums=(0, 1, 2, 3))
+    launches = plan_program(wf.ir.trace(gradients, *kinds), CUDA).every_launch()
+    made = [len(each.values) - 2 for each in launches if each.kernel == ("codes",)]
+    # input and both weights are read in both orders but the first weight, and so are two
+    # cotangents and the activation between the layers
+    assert sorted(made) == [2, 2, 2, 2, 2, 2]
+    assert not any(each.kernel == ("transposed_codes",) for each in launches)
 
 
 # What becomes one.
@@ -216,6 +269,10 @@ def test_extremes(card: HostCard) -> None:
 
 def test_layers_and_gradients(card: HostCard) -> None:
     check_layers(16)
+
+
+def test_eager_layers_and_gradients(card: HostCard) -> None:
+    check_eager(16)
 
 
 # Faults put in on purpose, each of which a check above sees.

@@ -57,6 +57,7 @@ from weft.compiler.targets.cuda.products.binding import (
     is_product,
     product_launch,
 )
+from weft.compiler.targets.cuda.products.code_casts import cast_codes, codes_launch, is_codes
 from weft.compiler.targets.cuda.products.code_transposes import (
     is_transposed_codes,
     transposed_codes_launch,
@@ -142,6 +143,7 @@ HOPPER_PASSES = (
     PASSES[-1],
     Pass("head views", view_heads, "on attention as it is: heads are read where they lie"),
     Pass("epilogues", fuse_epilogues, "on products as kernels take them: what follows them"),
+    Pass("float8 codes", cast_codes, "last: of what products have left in memory"),
 )
 """The same with what kernels of PTX text alone can do."""
 
@@ -183,7 +185,7 @@ class CudaTarget:
         for_all = (is_sorting, is_running, is_ordered_scatter, is_exact_attention)
         if any(is_one(node) for is_one in for_all):
             return True
-        for_hopper = (is_attention, is_viewed, is_cross_entropy, is_transposed_codes)
+        for_hopper = (is_attention, is_viewed, is_cross_entropy, is_transposed_codes, is_codes)
         if has_warpgroup_products(self.ordinal) and any(is_one(node) for is_one in for_hopper):
             return True
         kinds = (is_product, is_pooling_gradient, self._is_convolution)
@@ -214,6 +216,8 @@ class CudaTarget:
             return [cross_entropy_launch(node)]
         if is_transposed_codes(node):
             return [transposed_codes_launch(node)]
+        if is_codes(node):
+            return [codes_launch(node)]
         return [attention_launch(node) if is_attention(node) else product_launch(node)]
 
     def _has_products(self) -> bool:

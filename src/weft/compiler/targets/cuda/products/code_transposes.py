@@ -2,7 +2,7 @@
 
 A loop reads a byte here and a byte there, each from a sector of its own. Here a warp takes 16 rows
 of 128 bytes as words, each row at once; a lane holds four columns of them, exchanges bytes of four
-words by `prmt`, and stores four rows of 16 bytes. Warps side by side store side by side.
+words by `prmt`, and stores four rows of 16 bytes.
 
 >>> import weft as wf
 >>> graph = wf.ir.trace(lambda x: x.T, wf.spec("uint8", (64, 40)))
@@ -13,7 +13,7 @@ words by `prmt`, and stores four rows of 16 bytes. Warps side by side store side
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from functools import cache
 
@@ -37,16 +37,30 @@ from weft.ops.control_call import call
 from weft.ops.movement import transpose
 
 __all__ = [
-    "TransposeKernel", "is_transposed_codes", "transpose_blocks", "transpose_kernel",
-    "transposed_codes", "transposed_codes_launch",
+    "ROWS",
+    "THREADS",
+    "TransposeKernel",
+    "for_each_part",
+    "is_transposed_codes",
+    "matrix_of",
+    "store_turned",
+    "transpose_blocks",
+    "transpose_kernel",
+    "transposed_codes",
+    "transposed_codes_launch",
 ]  # fmt: skip
 
 _NAME = "transposed codes"
-_THREADS = 256
-_WARPS = _THREADS // 32
-_ROWS = 16  # of a warp: what a lane stores at once
+THREADS = 256
+"""Of a block."""
+_SIDE_BY_SIDE = 4  # warps of a block
+ROWS = 16
+"""Of a warp at a time: what a lane stores at once."""
 _COLUMNS = 128  # of a warp: a word for each lane
 _WORD = 4
+_WARP_ROWS = 2 * ROWS
+_TILE_ROWS = THREADS // 32 // _SIDE_BY_SIDE * _WARP_ROWS
+_TILE_COLUMNS = _SIDE_BY_SIDE * _COLUMNS
 _MOST_BYTES = 1 << 32
 """Of a matrix, so that places in it are words."""
 
@@ -62,7 +76,7 @@ def matrix_of(node: GraphNode) -> tuple[int, int] | None:
     rows, columns = size(shape[:first]), size(shape[first:])
     if not isinstance(rows, int) or not isinstance(columns, int):
         return None
-    is_whole = rows % _ROWS == 0 and columns % _WORD == 0
+    is_whole = rows % ROWS == 0 and columns % _WORD == 0
     return (rows, columns) if is_whole and 0 < rows * columns < _MOST_BYTES else None
 
 
@@ -95,7 +109,7 @@ def bind_transposed_codes(binding: Binding, launch: Launch) -> Run:
     assert launch.computes is not None
     matrix = matrix_of(launch.computes.nodes[0])
     assert matrix is not None
-    values = dict(zip(("source", "target"), launch.values, strict=True))
+    values = dict(zip(("source", "turned"), launch.values, strict=True))
     words = dict(zip(("rows", "columns"), matrix, strict=True))
     blocks = transpose_blocks(*matrix)
     return written_kernel_run(binding, launch, transpose_kernel(), blocks, (values, {}, words))
@@ -113,40 +127,68 @@ class TransposeKernel:
 
 
 def transpose_blocks(rows: int, columns: int) -> int:
-    """The blocks of a launch: a warp for each part."""
-    parts = rows // _ROWS * -(-columns // _COLUMNS)
-    return -(-parts // _WARPS)
+    """The blocks of a launch: one for each tile."""
+    return -(-rows // _TILE_ROWS) * -(-columns // _TILE_COLUMNS)
 
 
 @cache
 def transpose_kernel() -> TransposeKernel:
-    """`target`, [columns, rows], from `source`, [rows, columns], both of bytes."""
-    parameters = [Pointer("source"), Pointer("target"), Word("rows"), Word("columns")]
-    kernel = Kernel("transpose_codes", parameters, _THREADS)
+    """`turned`, [columns, rows], from `source`, [rows, columns], both of bytes."""
+    parameters = [Pointer("source"), Pointer("turned"), Word("rows"), Word("columns")]
+    kernel = Kernel("transpose_codes", parameters, THREADS)
     _write(kernel)
-    return TransposeKernel(kernel.name, kernel.text(), _THREADS, 0, kernel.parameters)
+    return TransposeKernel(kernel.name, kernel.text(), THREADS, 0, kernel.parameters)
 
 
 def _write(kernel: Kernel) -> None:
     rows, columns = kernel.parameter("rows"), kernel.parameter("columns")
-    thread = kernel.special_register("tid.x")
-    part = kernel.special_register("ctaid.x") * _WARPS + (thread >> 5)
-    bands = rows // _ROWS
-    row = part % bands * _ROWS
-    column = part // bands * _COLUMNS + (thread & 31) * _WORD
-    with kernel.when(column < columns):
+
+    def write_part(row: Value, column: Value) -> None:
         place = kernel.address(kernel.parameter("source"), row * columns + column, 1)
         step = kernel.let("u64", "cvt.u64.u32", columns)
         words = []
-        for _ in range(_ROWS):
+        for _ in range(ROWS):
             words.append(kernel.let("b32", "ld.global.b32", at(place)))
             place = place + step
-        fours = [_exchange_bytes(kernel, words[first : first + 4]) for first in range(0, _ROWS, 4)]
-        place = kernel.address(kernel.parameter("target"), column * rows + row, 1)
-        step = kernel.let("u64", "cvt.u64.u32", rows)
-        for line in zip(*fours, strict=True):
-            kernel.do("st.global.v4.b32", at(place), braces(line))
-            place = place + step
+        store_turned(kernel, words, (row, column), rows)
+
+    for_each_part(kernel, rows, columns, write_part)
+
+
+def for_each_part(
+    kernel: Kernel, rows: Value, columns: Value, write: Callable[[Value, Value], None]
+) -> None:
+    """Code for each 16 rows and four columns of a thread, given where they begin.
+
+    Warps of a block lie side by side along the rows, which are read then and never again, and two
+    of them one below the other. Blocks go down the rows first: what they store meets in the cache.
+    """
+    thread, block = kernel.special_register("tid.x"), kernel.special_register("ctaid.x")
+    warp, tiles = thread >> 5, (rows + (_TILE_ROWS - 1)) // _TILE_ROWS
+    first = block % tiles * _TILE_ROWS + warp // _SIDE_BY_SIDE * _WARP_ROWS
+    column = (
+        block // tiles * _TILE_COLUMNS + warp % _SIDE_BY_SIDE * _COLUMNS + (thread & 31) * _WORD
+    )
+    with kernel.when(column < columns):
+        row = kernel.variable("u32", first, "row")
+        end = (first + _WARP_ROWS).minimum(rows)
+        with kernel.loop("part") as loop:
+            loop.stop_if(row >= end)
+            write(row, column)
+            kernel.assign(row, row + ROWS)
+
+
+def store_turned(
+    kernel: Kernel, words: Sequence[Value], where: tuple[Value, Value], rows: Value
+) -> None:
+    """Store four columns of 16 rows, given as words, as rows of `turned`."""
+    row, column = where
+    fours = [_exchange_bytes(kernel, words[first : first + 4]) for first in range(0, ROWS, 4)]
+    place = kernel.address(kernel.parameter("turned"), column * rows + row, 1)
+    step = kernel.let("u64", "cvt.u64.u32", rows)
+    for line in zip(*fours, strict=True):
+        kernel.do("st.global.v4.b32", at(place), braces(line))
+        place = place + step
 
 
 def _exchange_bytes(kernel: Kernel, words: Sequence[Value]) -> list[Value]:
