@@ -234,6 +234,13 @@ def test_reductions_of_a_size_that_is_not_known_are_divided_over_threads(name: s
     assert max(launch.extent({"n0": 10 * BLOCK + 1}) for launch in launches) == 11
 
 
+def test_the_report_counts_the_terms_of_a_divided_reduction_once() -> None:
+    x = wf.ones(1 << 18)
+    explained = wf.jit(lambda x: x.sum()).explain(x)
+    assert [kernel.flops for kernel in explained.kernels] == [1 << 18, 0]
+    assert "parts: f64[16], results of blocks of a reduction" in str(explained)
+
+
 @pytest.mark.parametrize("place", [0, BLOCK - 1, 3 * BLOCK, 300_000])
 def test_a_nan_anywhere_is_the_result(place: int) -> None:
     x = _numbers(300_001)
