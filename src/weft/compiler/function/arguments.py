@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -133,21 +134,19 @@ class Family:
     def generalize_types(self, types: Sequence[TensorType]) -> list[TensorType] | None:
         """The types with a symbol for each dimension that was seen with another size.
 
-        Dimensions that changed alike are one symbol. Sizes of 0 and 1 broadcast, and stay numbers.
+        Dimensions that changed alike are one symbol, which is two where they differ later. Sizes of
+        0 and 1 broadcast, and stay numbers.
         """
         if self.fixed:
             return None
         known = self._known_types()
-        taken = {dim for old in known for dim in old.shape if isinstance(dim, Dim)}
-        names: dict[tuple[Dimension, Dimension], Dim] = {}
+        symbols = _Symbols({dim for old in known for dim in old.shape if isinstance(dim, Dim)})
         shapes = []
         for old, new in zip(known, types, strict=True):
             pairs = list(zip(old.shape, new.shape, strict=True))
             if any(a != b and (b in (0, 1) or a in (0, 1)) for a, b in pairs):
                 return None
-            shapes.append(
-                tuple(a if a == b else names.setdefault((a, b), _fresh(taken, a)) for a, b in pairs)
-            )
+            shapes.append(tuple(a if a == b else symbols.symbol_of(a, b) for a, b in pairs))
         return [new.with_shape(shape) for new, shape in zip(types, shapes, strict=True)]
 
     def _known_types(self) -> Sequence[TensorType]:
@@ -168,11 +167,27 @@ class Family:
         return "a second size: " + ", ".join(changed)
 
 
-def _fresh(taken: set[Dim], old: Dimension) -> Dim:
-    """The symbol that a dimension has, or a new one."""
-    new = old if isinstance(old, Dim) else symbol(f"n{len(taken)}")
-    taken.add(new)
-    return new
+class _Symbols:
+    """The symbols of dimensions that were seen with other sizes, by what they were and are."""
+
+    def __init__(self, taken: set[Dim]) -> None:
+        self._taken = taken
+        self._known: dict[tuple[Dimension, Dimension], Dim] = {}
+
+    def symbol_of(self, old: Dimension, new: Dimension) -> Dim:
+        """That of all that changed alike: the one they had, but where others keep it a new one."""
+        known = self._known.get((old, new))
+        if known is None:
+            is_kept = old in self._known.values()
+            known = old if isinstance(old, Dim) and not is_kept else self._unused_symbol()
+            self._known[old, new] = known
+        return known
+
+    def _unused_symbol(self) -> Dim:
+        """A symbol that no dimension has."""
+        new = next(s for s in map(symbol, (f"n{k}" for k in count())) if s not in self._taken)
+        self._taken.add(new)
+        return new
 
 
 def sizes_of(general: Sequence[TensorType], types: Sequence[TensorType]) -> dict[str, int] | None:

@@ -330,17 +330,20 @@ class Jit:
         if found is not None:
             return found
         general = family.generalize_types(types) if self._budget is None else None
+        needs_size = False
         if general is not None:
             try:
                 program = self._compile_general(call, general, family.reason(types, general))
             except Exception:  # the function needs to know the size, or fails for any
-                family.fixed = True
+                needs_size = True
             else:
                 if program.takes(types):
                     family.add(program)
                     return program.made
         reason = "which the function depends on" if self._budget is None else "fitted by itself"
-        return self._compile_for(call, types, f"another size, {reason}")
+        made = self._compile_for(call, types, f"another size, {reason}")
+        family.fixed = family.fixed or needs_size  # a wrong call says nothing of others
+        return made
 
     def _add_family(self, call: Call, types: list[TensorType]) -> Family:
         """Keep the sizes of a new kind of calls; its key holds objects that calls were given."""

@@ -151,7 +151,7 @@ def _combination_of_steps(
         for before, total, number in zip(totals[:-1], totals[1:], steps[1:], strict=True)
     ]
     stores = map(result_store, steps, totals)
-    together = (*lets, Store(state.buffer, ZERO, totals[-1]), *stores)
+    together: tuple[Statement, ...] = (*lets, Store(state.buffer, ZERO, totals[-1]), *stores)
     rest = groups * length + line.step
     alone = (
         Let(totals[0], total_from_state(rest)),
