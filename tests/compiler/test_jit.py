@@ -148,6 +148,31 @@ def test_sizes_that_changed_alike_may_differ_later(rng: np.random.Generator) -> 
     assert len(pool.compilations) == 3
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_what_is_halved_and_doubled_is_one_program_for_multiples(
+    transposed: bool, rng: np.random.Generator
+) -> None:
+    """Beside the image itself, which has the same size if its sides are multiples of 4."""
+    weight = wf.asarray(rng.normal(size=(3, 3, 4, 4)).astype(np.float32))
+
+    def doubled(x: wf.Tensor) -> wf.Tensor:
+        small = wf.max_pool2d(wf.max_pool2d(x, 2), 2)
+        if transposed:
+            large = wf.conv_transpose2d(small, weight, stride=4)
+        else:
+            large = wf.interpolate(wf.interpolate(small, scale_factor=2), scale_factor=2.0)
+        return wf.concat([x, large], axis=1)
+
+    compiled = wf.jit(doubled)
+    for shape in ((8, 8), (16, 16), (12, 20), (4, 8), (40, 24), (8, 8)):
+        x = wf.asarray(rng.normal(size=(2, 3, *shape)).astype(np.float32))
+        np.testing.assert_allclose(compiled(x).numpy(), doubled(x).numpy(), rtol=1e-5, atol=1e-5)
+    assert len(compiled.compilations) == 3
+    with pytest.raises(wf.ShapeError):
+        compiled(wf.ones((2, 3, 8, 10)))
+    assert compiled(wf.ones((2, 3, 44, 36))).shape == (2, 6, 44, 36)
+
+
 def test_a_call_that_fails_does_not_end_programs_for_all_sizes() -> None:
     @wf.jit
     def total(x: wf.Tensor) -> wf.Tensor:

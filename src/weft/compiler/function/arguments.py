@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from weft.compiler.function.recording import Recording
 from weft.core import trees
 from weft.core.arrays import can_compute_on, check_one_device, is_concrete
 from weft.core.devices import CPU, Device, as_device
-from weft.core.dimensions import guard_holds
+from weft.core.dimensions import guard_holds, symbols_in
 from weft.core.errors import ArgumentTypeError, UnsupportedError
 from weft.core.guards import Guard
 from weft.core.records import frozen
@@ -131,16 +132,20 @@ class Family:
         """Keep one more program, and not too many of them."""
         self.programs = [*self.programs, program][-PROGRAMS:]
 
-    def generalize_types(self, types: Sequence[TensorType]) -> list[TensorType] | None:
+    def generalize_types(
+        self, types: Sequence[TensorType], factor: int = 1
+    ) -> list[TensorType] | None:
         """The types with a symbol for each dimension that was seen with another size.
 
         Dimensions that changed alike are one symbol, which is two where they differ later. Sizes of
-        0 and 1 broadcast, and stay numbers.
+        0 and 1 broadcast, and stay numbers. factor: new symbols stand for multiples of it, or of
+        what it has in common with the sizes.
         """
         if self.fixed:
             return None
         known = self._known_types()
-        symbols = _Symbols({dim for old in known for dim in old.shape if isinstance(dim, Dim)})
+        taken = {name for old in known for dim in old.shape for name in symbols_in(dim)}
+        symbols = _Symbols(taken, factor)
         shapes = []
         for old, new in zip(known, types, strict=True):
             pairs = list(zip(old.shape, new.shape, strict=True))
@@ -170,24 +175,29 @@ class Family:
 class _Symbols:
     """The symbols of dimensions that were seen with other sizes, by what they were and are."""
 
-    def __init__(self, taken: set[Dim]) -> None:
-        self._taken = taken
-        self._known: dict[tuple[Dimension, Dimension], Dim] = {}
+    def __init__(self, taken: set[str], factor: int) -> None:
+        self._taken, self._most = taken, factor
+        self._known: dict[tuple[Dimension, Dimension], Dimension] = {}
 
-    def symbol_of(self, old: Dimension, new: Dimension) -> Dim:
+    def symbol_of(self, old: Dimension, new: Dimension) -> Dimension:
         """That of all that changed alike: the one they had, but where others keep it a new one."""
         known = self._known.get((old, new))
         if known is None:
-            is_kept = old in self._known.values()
-            known = old if isinstance(old, Dim) and not is_kept else self._unused_symbol()
-            self._known[old, new] = known
+            known = self._known[old, new] = self._new_symbol(old, new)
         return known
 
-    def _unused_symbol(self) -> Dim:
-        """A symbol that no dimension has."""
-        new = next(s for s in map(symbol, (f"n{k}" for k in count())) if s not in self._taken)
-        self._taken.add(new)
-        return new
+    def _new_symbol(self, old: Dimension, new: Dimension) -> Dimension:
+        fits = isinstance(old, Dim) and int(new) % _factor(old) == 0
+        if fits and old not in self._known.values():
+            return old
+        name = next(name for name in (f"n{k}" for k in count()) if name not in self._taken)
+        self._taken.add(name)
+        return symbol(name) * gcd(_factor(old), int(new), self._most)
+
+
+def _factor(dim: Dimension) -> int:
+    """The greatest number that a dimension is a multiple of, whatever its symbols are."""
+    return dim if isinstance(dim, int) else gcd(*[factor for _, factor in dim.terms])
 
 
 def sizes_of(general: Sequence[TensorType], types: Sequence[TensorType]) -> dict[str, int] | None:
