@@ -97,7 +97,7 @@ NO_MACHINES_NUMBERS: dict[str, dict[str, set[str]]] = {
         "function.changing_values": {"MANY"},
         "function.closures": {"DEPTH"},
         "function.fastcall.repeated_calls": {"PATIENCE", "RENEWAL"},
-        "function.jit": {"IDENTITIES"},
+        "function.jit": {"FACTORS", "IDENTITIES"},
         "function.plain_values": {"DEEPEST", "FEW", "MANY"},
         "function.program_cache": {"DRAFTS", "KEPT"},
         "function.split_program": {"KEPT"},

@@ -22,7 +22,13 @@ from weft.compiler.fusion import element_reads, grouping
 from weft.compiler.graph_passes import common_subexpressions, dead_code
 from weft.compiler.graph_passes.attention import sites
 from weft.compiler.graph_passes.loops import lighten
-from weft.compiler.lowering import convolution_sizes, group_reuse, groups, node_reuse
+from weft.compiler.lowering import (
+    convolution_sizes,
+    divided_reductions,
+    group_reuse,
+    groups,
+    node_reuse,
+)
 from weft.compiler.lowering import matrix_products as forms
 from weft.compiler.plan import control_flow, horizontal_fusion, order, planning, row_fusion
 from weft.compiler.targets.cpu import target as cpu_target
@@ -525,6 +531,20 @@ FAULTS: list[Fault] = [
         "iterations",
         lambda f: lambda self, sizes: max(0, f(self, sizes) - 1),
         keeps_memory(lambda x: wf.exp(x) * 2, X),
+    ),
+    Fault(
+        "the last block of a divided reduction is not computed",
+        divided_reductions,
+        "parallel_blocks",
+        lambda f: lambda loop, parts: replace(f(loop, parts), extent=loop.extent - 1),
+        keeps_memory(lambda x: x.max(), numbers(1 << 18)),
+    ),
+    Fault(
+        "half of the blocks of a divided reduction are left out",
+        divided_reductions,
+        "combined_parts",
+        lambda f: lambda loop, parts: f(replace(loop, extent=loop.extent // 2), parts),
+        agrees(lambda x: x.max() + x.sum(), numbers(1 << 18)),
     ),
     Fault(
         "a row fusion's blocks are one row too high for its scratch memory",

@@ -137,6 +137,58 @@ def test_many_sizes_cost_two_compilations(rng: np.random.Generator) -> None:
     assert "axis 0 of tensor 0: 2 then 3" in fast.compilations[1].reason
 
 
+def test_sizes_that_changed_alike_may_differ_later(rng: np.random.Generator) -> None:
+    """Square images first, and then others: one more program, for all of them."""
+    pool = wf.jit(lambda x: wf.max_pool2d(x, 2).sum(axis=(2, 3)))
+    shapes = ((8, 8), (12, 12), (10, 12), (8, 16), (16, 8), (12, 12), (6, 14), (5, 5))
+    for shape in shapes:
+        x = wf.asarray(rng.normal(size=(2, 3, *shape)).astype(np.float32))
+        expected = wf.max_pool2d(x, 2).sum(axis=(2, 3)).numpy()
+        np.testing.assert_allclose(pool(x).numpy(), expected, rtol=1e-5, atol=1e-5)
+    assert len(pool.compilations) == 3
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_what_is_halved_and_doubled_is_one_program_for_multiples(
+    transposed: bool, rng: np.random.Generator
+) -> None:
+    """Beside the image itself, which has the same size if its sides are multiples of 4."""
+    weight = wf.asarray(rng.normal(size=(3, 3, 4, 4)).astype(np.float32))
+
+    def doubled(x: wf.Tensor) -> wf.Tensor:
+        small = wf.max_pool2d(wf.max_pool2d(x, 2), 2)
+        if transposed:
+            large = wf.conv_transpose2d(small, weight, stride=4)
+        else:
+            large = wf.interpolate(wf.interpolate(small, scale_factor=2), scale_factor=2.0)
+        return wf.concat([x, large], axis=1)
+
+    compiled = wf.jit(doubled)
+    for shape in ((8, 8), (16, 16), (12, 20), (4, 8), (40, 24), (8, 8)):
+        x = wf.asarray(rng.normal(size=(2, 3, *shape)).astype(np.float32))
+        np.testing.assert_allclose(compiled(x).numpy(), doubled(x).numpy(), rtol=1e-5, atol=1e-5)
+    assert len(compiled.compilations) == 3
+    with pytest.raises(wf.ShapeError):
+        compiled(wf.ones((2, 3, 8, 10)))
+    assert compiled(wf.ones((2, 3, 44, 36))).shape == (2, 6, 44, 36)
+
+
+def test_a_call_that_fails_does_not_end_programs_for_all_sizes() -> None:
+    @wf.jit
+    def total(x: wf.Tensor) -> wf.Tensor:
+        if x.shape[0] == 7:
+            raise ValueError("seven rows")
+        return x.sum(axis=0)
+
+    for rows in (3, 4):
+        total(wf.ones((rows, 5)))
+    with pytest.raises(ValueError, match="seven"):
+        total(wf.ones((7, 6)))
+    for columns in (6, 7, 8):
+        assert total(wf.ones((9, columns))).tolist() == [9.0] * columns
+    assert len(total.compilations) == 3
+
+
 def test_a_function_that_needs_its_size_is_compiled_for_each() -> None:
     fast = wf.jit(lambda x: x.reshape(2, int(x.shape[0]) // 2).sum(axis=1))
     assert [fast(wf.ones(n)).tolist() for n in (4, 8, 6)] == [[2.0, 2.0], [4.0, 4.0], [3.0, 3.0]]

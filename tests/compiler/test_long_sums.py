@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,27 @@ def test_running_sums_are_rounded_once(transformed: Any, dtype: str, reverse: bo
     np.testing.assert_array_equal(found.numpy(), expected.astype(x.numpy().dtype))
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", ["cumulative_sum", "cumulative_prod"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "uint8"])
+def test_running_results_of_a_line_are_made_one_by_one(
+    name: str, dtype: str, reverse: bool
+) -> None:
+    """Of lengths on both sides of a group of steps, of a known size and of any."""
+    accumulate = np.cumsum if name == "cumulative_sum" else np.cumprod
+    run = partial(bind, PRIMITIVES[name], axis=1, reverse=reverse)
+    general = wf.jit(run)
+    for count in (3, 4, 1, 15, 16, 17, 31, 32, 33, 100, 0):
+        x = (_numbers(3, count) * 3 - 1).astype(dtype)
+        x[:, :1] = -0.0 if dtype.startswith("float") else 0
+        ordered = np.flip(x, 1) if reverse else x
+        wide = np.float64 if dtype.startswith("float") else x.dtype
+        expected = accumulate(ordered, 1, dtype=wide).astype(dtype)
+        expected = np.flip(expected, 1) if reverse else expected
+        for program in (wf.jit(run), general):
+            assert program(wf.tensor(x)).numpy().tobytes() == expected.tobytes()
+
+
 @BOTH
 def test_running_products_and_log_sums_keep_their_digits(transformed: Any) -> None:
     x = _numbers(MANY // 8)
@@ -210,6 +232,13 @@ def test_reductions_of_a_size_that_is_not_known_are_divided_over_threads(name: s
         program(wf.tensor(_numbers(count)))
     launches = program.program(wf.tensor(_numbers(5))).plan.launches
     assert max(launch.extent({"n0": 10 * BLOCK + 1}) for launch in launches) == 11
+
+
+def test_the_report_counts_the_terms_of_a_divided_reduction_once() -> None:
+    x = wf.ones(1 << 18)
+    explained = wf.jit(lambda x: x.sum()).explain(x)
+    assert [kernel.flops for kernel in explained.kernels] == [1 << 18, 0]
+    assert "parts: f64[16], results of blocks of a reduction" in str(explained)
 
 
 @pytest.mark.parametrize("place", [0, BLOCK - 1, 3 * BLOCK, 300_000])

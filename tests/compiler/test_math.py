@@ -289,40 +289,34 @@ def test_power_is_within_2_ulp() -> None:
     assert error[worst] <= 2.0, f"{error[worst]} at {x[worst]!r} ** {y[worst]!r}"
 
 
-def test_fmod_is_exact_for_all_magnitudes_and_next_to_multiples() -> None:
+@pytest.mark.parametrize("dtype", [float32, float64], ids=str)
+def test_fmod_is_exact_for_all_magnitudes_and_next_to_multiples(dtype: DType) -> None:
     """Quotients next to whole numbers, up to those that are called for; NaN and zeros, too."""
-    rng = np.random.default_rng(0)
+    rng, kind, bits = np.random.default_rng(0), dtype.numpy, f"u{dtype.itemsize}"
+    digits = np.finfo(kind).nmant
     special = np.array(
-        [
-            0.0,
-            -0.0,
-            1.0,
-            -3.0,
-            np.inf,
-            -np.inf,
-            np.nan,
-            1e-45,
-            -1e-45,
-            3.4e38,
-            2.0**23,
-            2.0**24 + 2,
-        ],
-        "f4",
-    )
+        [0, -0.0, 1, -3, np.inf, -np.inf, np.nan, np.finfo(kind).smallest_subnormal, 2.0**digits,
+         -np.finfo(kind).smallest_subnormal, np.finfo(kind).max, 2.0 ** (digits + 2)],
+        kind,
+    )  # fmt: skip
     others = [each.ravel() for each in np.meshgrid(special, special)]
-    below = rng.normal(size=200_000).astype("f4")
-    multiples = below * rng.integers(-(2**24), 2**24, below.size).astype("f4")
-    nearby = [np.nextafter(multiples, np.float32(end)) for end in (-np.inf, np.inf)]
-    any_bits = [rng.integers(0, 1 << 32, 200_000, dtype=np.uint32).view("f4") for _ in range(2)]
+    below = rng.normal(size=200_000).astype(kind)
+    most = 2 ** (digits + 1)
+    multiples = below * rng.integers(-most, most, below.size).astype(kind)
+    nearby = [np.nextafter(multiples, kind.type(end)) for end in (-np.inf, np.inf)]
+    any_bits = [
+        rng.integers(0, np.iinfo(bits).max, 200_000, dtype=bits, endpoint=True).view(kind)
+        for _ in range(2)
+    ]
     x = np.concatenate([others[0], multiples, *nearby, any_bits[0]])
     y = np.concatenate([others[1], below, below, below, any_bits[1]])
     with np.errstate(all="ignore"):
         expected = np.fmod(x, y)
     is_nan = np.isnan(expected)
     for width in (1, 8, 16):
-        found = compiled("fmod", float32, width)(x, y)
+        found = compiled("fmod", dtype, width)(x, y)
         np.testing.assert_array_equal(np.isnan(found), is_nan)
-        np.testing.assert_array_equal(found[~is_nan].view("i4"), expected[~is_nan].view("i4"))
+        np.testing.assert_array_equal(found[~is_nan].view(bits), expected[~is_nan].view(bits))
 
 
 @pytest.mark.parametrize("name", ["power", "atan2", "hypot"])

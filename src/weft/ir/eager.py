@@ -69,7 +69,7 @@ which costs by reference about as much as the call of a program does. What is sm
 of what people try by hand, compiles nothing."""
 
 WORTHWHILE: dict[type, int] = {
-    Contraction: 16, Cumulative: 16, Random: 4, Reduction: 64, Sort: 16, Window: 4,
+    Contraction: 16, Cumulative: 16, Random: 4, Reduction: 8, Sort: 16, Window: 4,
 }  # fmt: skip
 """The kinds of primitives that run compiled by themselves, beside element-wise ones, and from how
 many times `eager_elements` on. Others move elements, which NumPy does by views or as quickly, or

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from weft.compiler.function.recording import Recording
 from weft.core import trees
 from weft.core.arrays import can_compute_on, check_one_device, is_concrete
 from weft.core.devices import CPU, Device, as_device
-from weft.core.dimensions import guard_holds
+from weft.core.dimensions import guard_holds, symbols_in
 from weft.core.errors import ArgumentTypeError, UnsupportedError
 from weft.core.guards import Guard
 from weft.core.records import frozen
@@ -130,24 +132,26 @@ class Family:
         """Keep one more program, and not too many of them."""
         self.programs = [*self.programs, program][-PROGRAMS:]
 
-    def generalize_types(self, types: Sequence[TensorType]) -> list[TensorType] | None:
+    def generalize_types(
+        self, types: Sequence[TensorType], factor: int = 1
+    ) -> list[TensorType] | None:
         """The types with a symbol for each dimension that was seen with another size.
 
-        Dimensions that changed alike are one symbol. Sizes of 0 and 1 broadcast, and stay numbers.
+        Dimensions that changed alike are one symbol, which is two where they differ later. Sizes of
+        0 and 1 broadcast, and stay numbers. factor: new symbols stand for multiples of it, or of
+        what it has in common with the sizes.
         """
         if self.fixed:
             return None
         known = self._known_types()
-        taken = {dim for old in known for dim in old.shape if isinstance(dim, Dim)}
-        names: dict[tuple[Dimension, Dimension], Dim] = {}
+        taken = {name for old in known for dim in old.shape for name in symbols_in(dim)}
+        symbols = _Symbols(taken, factor)
         shapes = []
         for old, new in zip(known, types, strict=True):
             pairs = list(zip(old.shape, new.shape, strict=True))
             if any(a != b and (b in (0, 1) or a in (0, 1)) for a, b in pairs):
                 return None
-            shapes.append(
-                tuple(a if a == b else names.setdefault((a, b), _fresh(taken, a)) for a, b in pairs)
-            )
+            shapes.append(tuple(a if a == b else symbols.symbol_of(a, b) for a, b in pairs))
         return [new.with_shape(shape) for new, shape in zip(types, shapes, strict=True)]
 
     def _known_types(self) -> Sequence[TensorType]:
@@ -168,11 +172,32 @@ class Family:
         return "a second size: " + ", ".join(changed)
 
 
-def _fresh(taken: set[Dim], old: Dimension) -> Dim:
-    """The symbol that a dimension has, or a new one."""
-    new = old if isinstance(old, Dim) else symbol(f"n{len(taken)}")
-    taken.add(new)
-    return new
+class _Symbols:
+    """The symbols of dimensions that were seen with other sizes, by what they were and are."""
+
+    def __init__(self, taken: set[str], factor: int) -> None:
+        self._taken, self._most = taken, factor
+        self._known: dict[tuple[Dimension, Dimension], Dimension] = {}
+
+    def symbol_of(self, old: Dimension, new: Dimension) -> Dimension:
+        """That of all that changed alike: the one they had, but where others keep it a new one."""
+        known = self._known.get((old, new))
+        if known is None:
+            known = self._known[old, new] = self._new_symbol(old, new)
+        return known
+
+    def _new_symbol(self, old: Dimension, new: Dimension) -> Dimension:
+        fits = isinstance(old, Dim) and int(new) % _factor(old) == 0
+        if fits and old not in self._known.values():
+            return old
+        name = next(name for name in (f"n{k}" for k in count()) if name not in self._taken)
+        self._taken.add(name)
+        return symbol(name) * gcd(_factor(old), int(new), self._most)
+
+
+def _factor(dim: Dimension) -> int:
+    """The greatest number that a dimension is a multiple of, whatever its symbols are."""
+    return dim if isinstance(dim, int) else gcd(*[factor for _, factor in dim.terms])
 
 
 def sizes_of(general: Sequence[TensorType], types: Sequence[TensorType]) -> dict[str, int] | None:

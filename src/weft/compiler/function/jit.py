@@ -56,7 +56,7 @@ from weft.compiler.report.explain import Explanation, explanation
 from weft.compiler.report.memory_use import MemoryReport
 from weft.compiler.targets.target import Executable
 from weft.core import trees
-from weft.core.errors import ArgumentError, TraceError
+from weft.core.errors import ArgumentError, ShapeError, TraceError
 from weft.core.guards import Guard, Guards
 from weft.core.records import frozen
 from weft.core.shapes import Dim, Unifier, is_static, symbol
@@ -78,6 +78,8 @@ class Compilation:
 
 IDENTITIES = 1024
 """How many combinations of functions and objects outside are told apart until all are forgotten."""
+FACTORS = (1, 2, 4, 8, 16, 32, 64)
+"""What sizes are taken for multiples of, one after the other, until shapes agree."""
 
 
 class Compilations(list[Compilation]):
@@ -329,18 +331,14 @@ class Jit:
         found = family.find(types)
         if found is not None:
             return found
-        general = family.generalize_types(types) if self._budget is None else None
-        if general is not None:
-            try:
-                program = self._compile_general(call, general, family.reason(types, general))
-            except Exception:  # the function needs to know the size, or fails for any
-                family.fixed = True
-            else:
-                if program.takes(types):
-                    family.add(program)
-                    return program.made
+        program, needs_size = self._general_program(call, types, family)
+        if program is not None:
+            family.add(program)
+            return program.made
         reason = "which the function depends on" if self._budget is None else "fitted by itself"
-        return self._compile_for(call, types, f"another size, {reason}")
+        made = self._compile_for(call, types, f"another size, {reason}")
+        family.fixed = family.fixed or needs_size  # a wrong call says nothing of others
+        return made
 
     def _add_family(self, call: Call, types: list[TensorType]) -> Family:
         """Keep the sizes of a new kind of calls; its key holds objects that calls were given."""
@@ -348,6 +346,29 @@ class Jit:
         if len(self._families) > PROGRAMS:
             self._families.pop(next(iter(self._families)), None)
         return family
+
+    def _general_program(
+        self, call: Call, types: Sequence[TensorType], family: Family
+    ) -> tuple[General | None, bool]:
+        """A program for all sizes that takes these; without one, whether its trace has failed.
+
+        Where shapes do not agree for all sizes, they may for all even ones, or multiples of more:
+        what is halved and doubled has its size again.
+        """
+        tried: list[TensorType] | None = None
+        for factor in FACTORS if self._budget is None else ():
+            general = family.generalize_types(types, factor)
+            if general is None or general == tried:
+                break
+            tried = general
+            try:
+                program = self._compile_general(call, general, family.reason(types, general))
+            except ShapeError:
+                continue
+            except Exception:  # the function needs to know the size, or fails for any
+                break
+            return (program, False) if program.takes(types) else (None, False)
+        return None, tried is not None
 
     def _compile_general(self, call: Call, general: Sequence[TensorType], reason: str) -> General:
         """A program for all sizes; what it took for granted of them are its guards."""

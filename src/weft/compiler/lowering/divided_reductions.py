@@ -76,6 +76,12 @@ class Split:
     between: tuple[tuple[Buffer, Scalar], ...] = ()
 
 
+class BlockResults(Variable):
+    """What a kernel of a divided reduction makes for the next one."""
+
+    __slots__ = ()
+
+
 def divided_kernels(lowered: Lowered, count: Dimension, limits: LoweringLimits) -> list[Lowered]:
     """A group's kernel over so many elements, with long reductions in kernels of their own.
 
@@ -91,7 +97,7 @@ def divided_kernels(lowered: Lowered, count: Dimension, limits: LoweringLimits) 
         zip(lowered.kernel.buffers, lowered.values, strict=True)
     )
     for buffer, extent in split.between:
-        values[buffer] = Variable(TensorType(buffer.dtype, (_dimension(extent),)))
+        values[buffer] = BlockResults(TensorType(buffer.dtype, (_dimension(extent),)))
     made: list[Lowered] = []
     for kernel in split.kernels:
         stored = written_buffers(kernel.body)

@@ -22,6 +22,7 @@ from typing import Any
 from weft.compiler.function.value_names import UNNAMED, Names
 from weft.compiler.fusion.costs import Sizes, bytes_of, number, operations
 from weft.compiler.fusion.grouping import Group, why_stored
+from weft.compiler.lowering.divided_reductions import BlockResults
 from weft.compiler.lowering.groups import is_lowered
 from weft.compiler.pipeline import StageReport
 from weft.compiler.plan.control_flow import Nested, carries_in_place
@@ -372,6 +373,7 @@ class _Reports:
         nodes = self.fused_nodes(launch.group) if launch.group else self._node_of_launch(launch)
         reads = {v for v in launch.values if v not in launch.writes}
         writes = [v for v in launch.writes if v in self.names or v in self.packed]
+        is_end = any(isinstance(v, BlockResults) for v in reads)  # its operations are counted
         return KernelReport(
             launch.name,
             self.kind(launch, nodes),
@@ -383,7 +385,7 @@ class _Reports:
             why_by_reference(launch.node) if launch.node is not None else "",
             sum(bytes_of(value.type, self.sizes) for value in reads),
             sum(bytes_of(value.type, self.sizes) for value in writes),
-            sum(operations(node, self.sizes) for node in nodes),
+            sum(operations(node, self.sizes) for node in ([] if is_end else nodes)),
         )
 
     def update(self, launch: Launch) -> KernelReport:
@@ -518,12 +520,12 @@ class _Reports:
 
     def stored_value(self, launch: Launch, value: Variable) -> StoredValue:
         """A value that is written, and why."""
-        known = self.names.get(value) or ("sums" if value in self.groups else "packed")
+        unnamed = "parts" if isinstance(value, BlockResults) else "packed"
+        known = self.names.get(value) or ("sums" if value in self.groups else unnamed)
         reason = self.reasons.get(value) or _REASONS.get(known, _LATER)
         if reason != "an output":
-            apart = [
-                self.reason_apart(value, launch, reader) for reader in self.readers.get(value, [])
-            ]
+            readers = self.readers.get(value, [])
+            apart = [self.reason_apart(value, launch, reader) for reader in readers]
             reason = "; ".join([reason, *[why for why in apart if why]])
         node = self.producer.get(value)
         at = None if node is None else node.location
@@ -566,7 +568,11 @@ def _total(kernels: Sequence[KernelReport], once: int, steps: int, key: str) -> 
 
 
 _LATER = "a later loop of this kernel reads it"
-_REASONS = {"packed": "read by a product", "sums": "sums of a few rows each, to be added up"}
+_REASONS = {
+    "packed": "read by a product",
+    "sums": "sums of a few rows each, to be added up",
+    "parts": "results of blocks of a reduction",
+}
 
 
 def _launches_run(launch: Launch) -> Iterator[Launch]:

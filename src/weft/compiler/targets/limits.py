@@ -159,6 +159,8 @@ class LoweringLimits:
     scanned_lines: int = 16
     """Lines of neighbours that running sums go along side by side, in vectors: as many as hide that
     each step waits for the one before. Half as many make a start worth it; 0: each line alone."""
+    steps_at_once: int = 16
+    """Steps of a line by itself that are made in registers, before what is known goes to memory."""
     conflict_bytes: int = 1024
     """Places apart by a multiple of so many bytes evict each other, as a first-level cache of 64
     sets of lines has 4 for them; 0: there are none."""

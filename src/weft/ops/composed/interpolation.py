@@ -58,6 +58,9 @@ def interpolate(
     """
     tensor = as_tensor("interpolate", x)
     rank = tensor.ndim - 2
+    doubled = _doublings(tensor, rank, size, scale_factor) if mode == "nearest" else None
+    if doubled is not None:
+        return _repeat_places(tensor, doubled)
     _check(tensor, rank, mode, align_corners)
     spatial = [int(dim) for dim in tensor.shape[2:]]
     sizes, ratios = _sizes(tensor, spatial, size, scale_factor, rank)
@@ -79,6 +82,26 @@ def interpolate(
             if mode in _LINEAR
             else _take_places(out, i + 2, places)
         )
+    return out
+
+
+def _doublings(x: Tensor, rank: int, size: Any, scale_factor: Any) -> list[int] | None:
+    """How many times the elements of axes of unknown size are repeated; None where that is not all.
+
+    Powers of two are exact in float32, in which other sizes are counted.
+    """
+    if is_static(x.shape[2:]) or size is not None or not 1 <= rank <= 3:
+        return None
+    given = scale_factor if isinstance(scale_factor, (tuple, list)) else (scale_factor,) * rank
+    fits = len(given) == rank and all(factor in (1, 2, 4, 8, 16) for factor in given)
+    return [*map(int, given)] if fits else None
+
+
+def _repeat_places(x: Tensor, times: Sequence[int]) -> Tensor:
+    """Each element so many times along the spatial axes; its gradient is a sum."""
+    out = alias(x)
+    for axis, count in enumerate(times, start=2):
+        out = repeat(out, count, axis=axis) if count > 1 else out
     return out
 
 

@@ -27,7 +27,7 @@ from weft.compiler.lowering.builder import (
 from weft.core.dtypes import INDEX, DType, bool_, float64, int32
 from weft.core.shapes import size
 from weft.ir import scalars
-from weft.ir.loops import Accumulate, For, Scratch, Statement, Store, Update
+from weft.ir.loops import Accumulate, For, Let, Scratch, Statement, Store, Update
 from weft.ir.scalar_functions import add_exponentials
 from weft.ir.scalars import Buffer, Scalar
 
@@ -96,13 +96,17 @@ def _lines(builder: KernelBuilder) -> _Line:
     return _LinesSideBySide(builder) if is_beside else _Line(builder)
 
 
-def _running_combination(combine: Combine) -> Callable[[KernelBuilder], NodeKernel]:
-    """Each element combined with what came before it."""
+def _running_combination(
+    combine: Combine, is_cheap: bool = True
+) -> Callable[[KernelBuilder], NodeKernel]:
+    """Each element combined with what came before it; is_cheap: in less time than memory takes."""
 
     def write(builder: KernelBuilder) -> NodeKernel:
         line = _lines(builder)
         dtype = float64 if builder.result.dtype.is_floating else builder.result.dtype
         state = line.state("state", dtype)
+        if is_cheap and type(line) is _Line and scalars.is_const(line.width, 1):
+            return _combination_of_steps(builder, line, state, combine)
         new, here = scalars.cast(builder.operands[0][line.at], dtype), line.inner
         total = scalars.select(
             scalars.equal(line.step, ZERO), new, combine(state.buffer[here], new)
@@ -116,9 +120,52 @@ def _running_combination(combine: Combine) -> Callable[[KernelBuilder], NodeKern
     return write
 
 
+def _combination_of_steps(
+    builder: KernelBuilder, line: _Line, state: Scratch, combine: Combine
+) -> NodeKernel:
+    """The same of lines by themselves: the state is in memory between groups of steps only."""
+    dtype, length = state.buffer.dtype, builder.limits.steps_at_once
+    group, groups = scalars.index("group"), line.count // length
+
+    def step_at(number: Scalar) -> Scalar:
+        """Where a step of the line is, in memory."""
+        place = line.count - 1 - number if builder.params.get("reverse", False) else number
+        return line.before * line.count + place
+
+    def element(number: Scalar) -> Scalar:
+        return scalars.cast(builder.operands[0][step_at(number)], dtype)
+
+    def result_store(number: Scalar, total: Scalar) -> Store:
+        return Store(builder.result, step_at(number), scalars.cast(total, builder.result.dtype))
+
+    def total_from_state(number: Scalar) -> Scalar:
+        """What is known after a step that reads the state."""
+        total, new = state.buffer[0], element(number)
+        return scalars.select(scalars.equal(number, ZERO), new, combine(total, new))
+
+    totals = [scalars.local(f"total{place}", dtype) for place in range(length)]
+    steps = [group * length + place for place in range(length)]
+    lets = [Let(totals[0], total_from_state(steps[0]))]
+    lets += [
+        Let(total, combine(before, element(number)))
+        for before, total, number in zip(totals[:-1], totals[1:], steps[1:], strict=True)
+    ]
+    stores = map(result_store, steps, totals)
+    together: tuple[Statement, ...] = (*lets, Store(state.buffer, ZERO, totals[-1]), *stores)
+    rest = groups * length + line.step
+    alone = (
+        Let(totals[0], total_from_state(rest)),
+        Store(state.buffer, ZERO, totals[0]),
+        result_store(rest, totals[0]),
+    )
+    inside = (For(group, groups, together), For(line.step, line.count - groups * length, alone))
+    loops = nest([(line.before, line.rows)], inside, vector=False)
+    return builder.kernel(loops, size(builder.shape(0)) * 2, (state,))
+
+
 kernel_of("cumulative_sum")(_running_combination(scalars.add))
 kernel_of("cumulative_prod")(_running_combination(scalars.multiply))
-kernel_of("cumulative_logsumexp")(_running_combination(add_exponentials))
+kernel_of("cumulative_logsumexp")(_running_combination(add_exponentials, is_cheap=False))
 
 
 @kernel_of("linear_recurrence")

@@ -270,8 +270,8 @@ def _tan_of_any(x: Scalar) -> Scalar:
     return call_rarely(~less(absolute(x), NEAR), "tan", x, otherwise=_round_result(_tan)(x))
 
 
-_WHOLE = 2.0**23
-"""Quotients of float32 from here on are whole numbers, rounded."""
+_WHOLE = {float32: 2.0**23, float64: 2.0**52}
+"""Quotients from here on are whole numbers, rounded."""
 
 
 def _fmod(x: Scalar, y: Scalar) -> Scalar:
@@ -285,7 +285,7 @@ def _fmod(x: Scalar, y: Scalar) -> Scalar:
     is_beyond = and_(not_equal(rest, 0), not_equal(less(rest, 0), less(x, 0)))
     rest = select(is_beyond, rest + with_magnitude(x, y), rest)
     near = select(less(absolute(x), absolute(y)), x, with_magnitude(x, rest))
-    return call_rarely(~less(absolute(quotient), _WHOLE), "fmod", x, y, otherwise=near)
+    return call_rarely(~less(absolute(quotient), _WHOLE[x.dtype]), "fmod", x, y, otherwise=near)
 
 
 ROUNDED: dict[str, Function] = {
@@ -294,3 +294,6 @@ ROUNDED: dict[str, Function] = {
     "fmod": _fmod,
 }
 """Functions of float32 that are computed in float64, or with fused steps."""
+
+FUSED: dict[str, Function] = {"fmod": _fmod}
+"""Functions of float64 with fused steps."""

@@ -495,9 +495,14 @@ def _rounded_to_odd(x: Scalar) -> Scalar:
 class Expander:
     """Rewrites expressions into what the table of instructions holds; remembers what is done."""
 
-    def __init__(self, half: bool, single: Mapping[str, Function] = SINGLE) -> None:
+    def __init__(
+        self,
+        half: bool,
+        single: Mapping[str, Function] = SINGLE,
+        double: Mapping[str, Function] = DOUBLE,
+    ) -> None:
         self._half = half
-        self._rules = {float32: single, float64: DOUBLE}
+        self._rules = {float32: single, float64: double}
         self._done: dict[Scalar, Scalar] = {}
 
     def __call__(self, x: Scalar) -> Scalar:

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.compiler.targets.llvm.double_functions import ROUNDED
-from weft.compiler.targets.llvm.elementary import SINGLE, Expander
+from weft.compiler.targets.llvm.double_functions import FUSED, ROUNDED
+from weft.compiler.targets.llvm.elementary import DOUBLE, SINGLE, Expander
 from weft.compiler.targets.llvm.instructions import (
     TABLE,
     bitcast,
@@ -73,8 +73,8 @@ class Values:
         self.machine = machine
         self.function = function
         # without an instruction, each of their many fused steps would be a call itself
-        in_double = ROUNDED if machine.fuses_multiply_add else {}
-        self.expand = Expander(machine.half, SINGLE | in_double)
+        in_double, fused = (ROUNDED, FUSED) if machine.fuses_multiply_add else ({}, {})
+        self.expand = Expander(machine.half, SINGLE | in_double, DOUBLE | fused)
         self.scopes: list[Scope] = [Scope(Lines(function), frozenset())]
         self.pointers: dict[Buffer, str] = {}
         self.lanes: Lanes | None = None
