@@ -55,6 +55,20 @@ def alone() -> np.ndarray:
     return _fit(None)[0]
 
 
+def test_a_mesh_whose_processes_read_other_numbers_is_refused() -> None:
+    """As with what is drawn at random for items: each would compute a part of another batch."""
+
+    def run_rank() -> None:
+        net = _model()
+        optimizer = wf.optim.AdamW(net.parameters(), lr=0.02)
+        strategy = wf.train.MeshStrategy(PLAN, model=2)
+        trainer = wf.train.Trainer(net, "mse_loss", optimizer, strategy=strategy, progress=False)
+        trainer.fit((X + distributed.rank(), Y), batch_size=16)
+
+    with pytest.raises(wf.ProcessError, match="disagree on the numbers of a batch"):
+        distributed.run_threads(run_rank, 2)
+
+
 @pytest.mark.slow
 def test_state_that_is_gathered_between_batches_of_an_update_keeps_the_gradient_that_waits() -> (
     None
