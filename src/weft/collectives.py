@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from weft.core.locations import user_location
 from weft.ir import group_cells
-from weft.ir.group_cells import running_calls
+from weft.ir.group_cells import has_called, running_calls
 from weft.ir.groups import (
     Communicator,
     Pairs,
@@ -41,6 +41,7 @@ from weft.ops.composed.collectives import (
 __all__ = [
     "Communicator", "Pairs", "Reduce", "all_gather", "all_reduce", "all_to_all",
     "axis_index", "axis_size", "bind_groups", "bind_thread_groups", "bound_groups", "broadcast",
-    "find_group", "gather_of", "group_cells", "group_size", "permute", "process_groups",
-    "reduce_scatter", "reduce_to", "running_calls", "sum_of", "take_shard", "user_location",
+    "find_group", "gather_of", "group_cells", "group_size", "has_called", "permute",
+    "process_groups", "reduce_scatter", "reduce_to", "running_calls", "sum_of", "take_shard",
+    "user_location",
 ]  # fmt: skip

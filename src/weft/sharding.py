@@ -89,6 +89,19 @@ class PartitionedJit(Jit):
         done, _, names = self._divided[call.key]
         return done, names.inputs
 
+    def whole_inputs(self, *args: Any, **kwargs: Any) -> tuple[Graph, dict[str, Tensor]]:
+        """The whole program for a call with these arguments, and its inputs that are whole here."""
+        call = self._read(args, kwargs)
+        self._find(call)
+        _, recording, names = self._divided[call.key]
+        named = zip(names.inputs, recording.sources, strict=True)
+        inputs = {
+            name or f"input {place}": source.read(call.handles)
+            for place, (name, source) in enumerate(named)
+            if self._part_of(source.owner(call.handles)) is None
+        }
+        return recording.graph, inputs
+
     # --- state of which each process keeps its part ---
 
     def scatter(self, *args: Any, **kwargs: Any) -> None:

@@ -455,6 +455,53 @@ def test_a_gpt_with_split_parameters_is_trained_as_a_whole_one() -> None:
             np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.parametrize("other", [{"seed": 1}, {"batch_size": 3}, {"length": 5}], ids=str)
+def test_a_loader_that_is_another_on_one_process_is_refused(other: dict[str, int]) -> None:
+    """Some rows would be read twice, and others never."""
+
+    def read(different: dict[str, int]) -> list[int]:
+        own = {"seed": 0, "batch_size": 2, "length": 8} | (different if distributed.rank() else {})
+        data = wf.data.ArrayDataset(np.arange(own["length"]))
+        loader = wf.data.DataLoader(data, own["batch_size"], shuffle=True, seed=own["seed"])
+        return [int(row) for batch in distributed.share_loader(loader) for row in batch.tolist()]
+
+    with pytest.raises(wf.ProcessError, match="disagree on the data: rank 1 differs"):
+        distributed.run_threads(lambda: read(other), 2)
+    first, second = distributed.run_threads(lambda: read({}), 2)
+    assert sorted(first + second) == list(range(8))
+
+
+def test_a_training_ends_where_one_process_asks_for_it() -> None:
+    """As by its clock; the others would wait for it."""
+
+    class Clock(wf.train.Callback):
+        def on_step_end(self, trainer: Any) -> None:
+            if distributed.rank() == 1 and trainer.step == 2:
+                trainer.stop("time is over")
+
+    def run_rank() -> tuple[int, str]:
+        model = _model()
+        trainer = wf.train.Trainer(
+            model, "mse_loss", wf.optim.SGD(model.parameters(), lr=0.1), strategy="data",
+            callbacks=[Clock()], progress=False,
+        )  # fmt: skip
+        trainer.fit((X, Y), epochs=3, batch_size=2)
+        return trainer.epoch, trainer.stopped
+
+    assert distributed.run_threads(run_rank, 2) == [(1, "time is over")] * 2
+
+
+def test_a_validation_on_one_process_alone_is_refused() -> None:
+    def run_rank() -> None:
+        model = _model()
+        optimizer = wf.optim.SGD(model.parameters(), lr=0.1)
+        trainer = wf.train.Trainer(model, "mse_loss", optimizer, strategy="data", progress=False)
+        trainer.fit((X, Y), validation=None if distributed.rank() else (X, Y))
+
+    with pytest.raises(wf.ProcessError, match="disagree on the validation: rank 1 differs"):
+        distributed.run_threads(run_rank, 2)
+
+
 @pytest.mark.parametrize("way", ["eager", "jit"])
 def test_processes_that_gather_another_modules_parts_are_told_so(way: str) -> None:
     """Of modules of the same shapes one would compute with parts of both."""

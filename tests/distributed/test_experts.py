@@ -233,6 +233,19 @@ def test_divided_experts_are_evaluated_on_any_number_of_batches(strategy: str) -
         np.testing.assert_allclose(found, alone, rtol=1e-5)
 
 
+def test_an_optimiser_that_was_made_before_experts_were_divided_is_refused() -> None:
+    """With one expert each its state would spread the parameter over those of all."""
+
+    def run_rank() -> None:
+        layer = wf.nn.MixtureOfExperts(6, 5, experts=2)
+        optimizer = wf.optim.AdamW(layer.parameters())
+        distributed.shard_experts(layer)
+        distributed.data_parallel(optimizer)
+
+    with pytest.raises(wf.ArgumentError, match="made before its parameters were split"):
+        distributed.run_threads(run_rank, 2)
+
+
 def test_mixtures_that_cannot_be_are_refused() -> None:
     with pytest.raises(wf.ArgumentError, match="no sizes of a mixture"):
         wf.nn.MixtureOfExperts(4, 4, experts=2, k=3)

@@ -145,6 +145,17 @@ def test_who_waits_for_a_process_whose_script_is_over_ends_soon(way: str, tmp_pa
     assert "job.py:7" in job.stderr
 
 
+def test_processes_that_exchange_nothing_are_told_so(tmp_path: Path) -> None:
+    """As where `data_parallel` was forgotten: each trains a model of its own."""
+    script = "import weft as wf\nwf.distributed.init()\nprint(wf.distributed.rank())\n"
+    job = launch(tmp_path, script)
+    assert job.returncode == 0
+    assert "the 2 processes exchanged nothing" in job.stderr
+    job = launch(tmp_path, script + "wf.distributed.barrier()\n")
+    assert job.returncode == 0
+    assert "exchanged nothing" not in job.stderr
+
+
 STOPPED = """
 import os, signal
 import weft as wf

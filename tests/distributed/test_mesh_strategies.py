@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,50 @@ def _fit(strategy: Any, **settings: Any) -> tuple[np.ndarray, wf.train.Trainer]:
 @pytest.fixture(scope="module")
 def alone() -> np.ndarray:
     return _fit(None)[0]
+
+
+@pytest.mark.parametrize(
+    ("difference", "told"),
+    [("weights", "numbers.*net.0.weight"), ("rows", "numbers.*x: "), ("function", "the program")],
+)
+@pytest.mark.parametrize("is_scattered", [False, True])
+def test_a_partitioned_function_that_is_called_otherwise_on_one_process_is_refused(
+    difference: str, told: str, is_scattered: bool
+) -> None:
+    """As with models from other seeds: each process would keep weights of its own."""
+
+    def run_rank() -> None:
+        net, own = _model(), distributed.rank()
+        if difference == "weights" and own:
+            with wf.no_grad():
+                net[0].weight.copy_(2 * net[0].weight)
+        rows = wf.tensor(X + own if difference == "rows" else X)
+        power = 2 + own if difference == "function" else 2
+
+        def step(net: Any, optimizer: Any, x: wf.Tensor) -> None:
+            optimizer.minimize((net(x) ** power).mean())
+
+        divided_step = distributed.partition(step, distributed.Mesh(model=2), {"net.0.*": split(0)})
+        arguments = net, wf.optim.SGD(net.parameters(), lr=0.1), rows
+        (divided_step.scatter if is_scattered else divided_step)(*arguments)
+
+    with pytest.raises(wf.ProcessError, match="rank 1 differs") as caught:
+        distributed.run_threads(run_rank, 2, {"model": 2})
+    assert re.search(told, str(caught.value), re.DOTALL)
+
+
+def test_a_mesh_whose_processes_read_other_numbers_is_refused() -> None:
+    """As with what is drawn at random for items: each would compute a part of another batch."""
+
+    def run_rank() -> None:
+        net = _model()
+        optimizer = wf.optim.AdamW(net.parameters(), lr=0.02)
+        strategy = wf.train.MeshStrategy(PLAN, model=2)
+        trainer = wf.train.Trainer(net, "mse_loss", optimizer, strategy=strategy, progress=False)
+        trainer.fit((X + distributed.rank(), Y), batch_size=16)
+
+    with pytest.raises(wf.ProcessError, match="disagree on the numbers of a batch"):
+        distributed.run_threads(run_rank, 2)
 
 
 @pytest.mark.slow

@@ -51,6 +51,11 @@ ctypes.CDLL(None).prctl(1, signal.SIGTERM) if sys.platform == "linux" else None
 os.execv(sys.argv[1], sys.argv[1:])
 """
 """A program that becomes another one, which is told to end where the launcher is killed."""
+ALONE = (
+    "the {} processes exchanged nothing: each ran the whole script by itself. "
+    "wf.distributed.init() and data_parallel(optimizer), or Trainer(strategy=...), "
+    "make them one training\n"
+)
 SSH_LOST = 255
 """The exit code of ssh where a process was killed, or the connection was."""
 
@@ -349,6 +354,8 @@ def _judge(folder: Path, processes: int, code: int) -> int:
         for each in _recorded_failures(folder, left_behind):
             _tell_failure(f"rank {each.rank} ended with exit code {each.code}", each)
     if not failures:
+        if processes > 1 and not _have_exchanged(folder, processes):
+            sys.stderr.write(ALONE.format(processes))
         is_done = left_behind or _all_done(folder, processes)
         return 0 if is_done else code or LOST
     first, *others = failures
@@ -357,6 +364,17 @@ def _judge(folder: Path, processes: int, code: int) -> int:
         last_line = next((x for x in each.text.splitlines() if _is_message(x)), each.text)
         sys.stderr.write(f"rank {each.rank} ended with {each.code}: {last_line.strip()}\n")
     return first.code or code or LOST
+
+
+def _have_exchanged(folder: Path, processes: int) -> bool:
+    """Whether a process on this host has taken part in an operation of several."""
+    if not (folder / STATUS).exists():
+        return False
+    board = StatusBoard(folder, processes)
+    try:
+        return any(board.read(rank) is not None for rank in range(processes))
+    finally:
+        board.close()
 
 
 def _tell_failure(title: str, failure: Failure) -> None:

@@ -23,6 +23,7 @@ from weft.collectives import (
 )
 from weft.distributed.checkpoints import ShardedCheckpoints
 from weft.distributed.division import Division
+from weft.distributed.loaders import share_loader
 from weft.distributed.measuring import measure_costs, read_costs
 from weft.distributed.mesh import Mesh
 from weft.distributed.parameters import (
@@ -68,8 +69,8 @@ __all__ = [
     "load_whole_state", "local_rank", "measure_costs", "part_weight", "partition", "permute",
     "plan", "plan_pipeline", "rank", "read_costs", "reduce_scatter", "reduce_to", "replicated",
     "ring_attention", "role", "run_threads", "shard", "shard_experts", "shard_model",
-    "shard_parameters", "shutdown", "simulate", "split", "take_shard", "whole_state", "world",
-    "world_size",
+    "shard_parameters", "share_loader", "shutdown", "simulate", "split", "take_shard",
+    "whole_state", "world", "world_size",
 ]  # fmt: skip
 
 __getattr__ = _missing_from("wf.distributed", __all__)

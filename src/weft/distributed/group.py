@@ -28,6 +28,7 @@ from weft.collectives import (
     Pairs,
     Reduce,
     group_cells,
+    has_called,
     process_groups,
     running_calls,
     user_location,
@@ -64,8 +65,10 @@ class Watch:
         threading.Thread(target=self._look, name="weft-watch", daemon=True).start()
 
     def stop(self) -> None:
-        """Watch no longer."""
+        """Watch no longer; who made native calls alone, of which none is noted, says so."""
         self._ended.set()
+        if self.board is not None and has_called() and self.board.read(self.rank) is None:
+            self.board.write(self.rank, Doing(0, time.time(), "calls of compiled programs", ""))
 
     @contextmanager
     def during(

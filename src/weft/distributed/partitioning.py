@@ -12,18 +12,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import weft as wf
 from weft.collectives import find_group
 from weft.distributed.division import Division
+from weft.distributed.group import Group
 from weft.distributed.mesh import Mesh
 from weft.distributed.placing import match_plan, placements_of
-from weft.distributed.process_group import is_initialized, world_size
+from weft.distributed.process_group import is_initialized, world, world_size
 from weft.sharding import REPLICATED, PartitionedJit, Placement, argument_names
 
-__all__ = ["PartitionedFunction", "partition"]
+__all__ = ["PartitionedFunction", "digest_of_numbers", "partition"]
 
 Along = dict[str, Placement | None]
 
@@ -68,6 +71,8 @@ class PartitionedFunction:
         self.mesh = mesh
         self._in, self._out = in_placements, out_placements
         self._sizes = dict(mesh.axes)
+        self._compared: WeakSet[Group] = WeakSet()
+        """The groups whose processes have compared what they call it with."""
         costs = {name: (size, mesh.costs[name]) for name, size in mesh.axes.items()}
         self._jit = PartitionedJit(f, costs, self._place, self._has_groups)
         self.__wrapped__ = f
@@ -76,7 +81,24 @@ class PartitionedFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run all parts of the function; values and results are whole."""
         self._check_count(args)
+        self._compare_once(args, kwargs)
         return self._jit(*args, **kwargs)
+
+    def _compare_once(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Refuse, before the first call, what is not the same on all processes.
+
+        Each computes a part of one program over one set of values: of two, as of models from other
+        seeds, the result would be a mixture, and the weights would drift apart.
+        """
+        if not is_initialized() or world_size() == 1 or world() in self._compared:
+            return
+        if wf.ir.is_tracing() or not self._has_groups():
+            return
+        self._compared.add(world())
+        graph, inputs = self._jit.whole_inputs(*args, **kwargs)
+        numbers = [f"{name}: {digest_of_numbers(value)}" for name, value in inputs.items()]
+        facts = {"the program": str(graph), "the numbers that it is given": "\n".join(numbers)}
+        world().compare_facts("partition", facts)
 
     def _check_count(self, args: Sequence[Any]) -> None:
         is_listed = self._in is not None and not isinstance(self._in, Mapping)
@@ -107,6 +129,7 @@ class PartitionedFunction:
         nothing changes.
         """
         self._check_count(args)
+        self._compare_once(args, kwargs)
         self._jit.scatter(*args, **kwargs)
 
     def gather(self, *args: Any, **kwargs: Any) -> None:
@@ -185,3 +208,14 @@ class PartitionedFunction:
             is_plan = isinstance(spec, Mapping) and not set(spec) <= set(self._sizes)
             return match_plan(spec, inside.lstrip("."))[1] if is_plan else spec
         return None
+
+
+SAMPLE = 1 << 16
+"""About how many elements of a tensor processes compare."""
+
+
+def digest_of_numbers(value: wf.Tensor) -> str:
+    """A short text that stands for some of a tensor's elements."""
+    flat = value.detach().reshape(-1)
+    some = flat[:: max(int(flat.size) // SAMPLE, 1)].numpy()
+    return hashlib.blake2b(some.tobytes(), digest_size=6).hexdigest()

@@ -290,12 +290,17 @@ def broadcast_object(value: Any, root: int = 0) -> Any:
     return pickle.loads(group.broadcast_bytes(data, root))
 
 
-def gather_objects(value: Any) -> list[Any]:
-    """The Python objects of all processes, in the order of ranks; they are pickled."""
+def gather_objects(value: Any, what: str = "") -> list[Any]:
+    """The Python objects of all processes, in the order of ranks; they are pickled.
+
+    what: what they are, a text; processes that gather something else are named in an error.
+    """
     group = world()
     if group.size == 1:
         return [value]
-    return [pickle.loads(data) for data in group.gather_bytes(pickle.dumps(value))]
+    with group.saying(what):
+        rows = group.gather_bytes(pickle.dumps(value))
+    return [pickle.loads(data) for data in rows]
 
 
 def shutdown() -> None:

@@ -22,6 +22,7 @@ import weft as wf
 from weft.collectives import axis_index, axis_size
 from weft.data.dataset import check_count
 from weft.distributed.checkpoints import ShardedCheckpoints
+from weft.distributed.loaders import share_loader
 from weft.distributed.process_group import broadcast_object
 from weft.distributed.regrouping import (
     Members,
@@ -65,7 +66,7 @@ class Recovery:
         self._is_new = self._members.is_joining
         self._is_saved = not has_checkpoints
         """Whether what others would go on from is what this process has."""
-        self._share_loader()
+        share_loader(loader, optimizer.sharing.mesh_axis)
         self._place: tuple[int, int] = loader.position
 
     @property

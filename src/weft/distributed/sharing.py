@@ -110,10 +110,29 @@ def data_parallel(optimizer: Any, *, zero: int = 0, mesh_axis: str = "data") -> 
     return optimizer
 
 
+def _check_state_of_parts(optimizer: Any) -> None:
+    """Refuse state that was made for whole parameters which processes have parts of now."""
+    for parameter, slots in zip(optimizer.parameters, optimizer.state, strict=True):
+        whole = whole_shape(parameter)
+        is_whole = is_part(parameter) and whole != tuple(parameter.shape)
+        if is_whole and any(tuple(value.shape) == whole for value in slots.values()):
+            raise wf.ArgumentError(
+                "data_parallel",
+                "the optimiser was made before its parameters were split",
+                expected=f"state of the shape {list(parameter.shape)}, that of this process's part",
+                got=dict(slots),
+                fix="make the optimiser behind shard_experts or shard_parameters",
+            )
+
+
 def _axes_of_split_parameters(
     optimizer: Any, are_split: Sequence[bool]
 ) -> tuple[tuple[str, ...], tuple[str | None, ...]]:
-    """For each parameter the axis that it is split along, and the one of copies, if any."""
+    """For each parameter the axis that it is split along, and the one of copies, if any.
+
+    State that was made for whole parameters is refused.
+    """
+    _check_state_of_parts(optimizer)
     pairs = zip(map(part_facts, optimizer.parameters), are_split, strict=True)
     facts = [known if split else None for known, split in pairs]
     axes = tuple("" if known is None else known.mesh_axis for known in facts)

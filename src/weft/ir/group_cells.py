@@ -32,7 +32,7 @@ from weft.ir.groups import (
 
 __all__ = [
     "FIRST_OPERATION", "FIRST_TYPE", "OPERATIONS", "TYPES", "cell_of", "describe_call",
-    "failure_of", "is_native", "leave_sums", "running_calls", "set_queue",
+    "failure_of", "has_called", "is_native", "leave_sums", "running_calls", "set_queue",
     "without_queues",
 ]  # fmt: skip
 
@@ -285,6 +285,11 @@ def running_calls() -> list[tuple[str, int, str]]:
         for mesh_axis, cell in list(_cells.items())
         if cell[STARTED] != cell[ENDED]
     ]
+
+
+def has_called() -> bool:
+    """Whether a native call was made along any axis."""
+    return any(cell[STARTED] for cell in _cells.values())
 
 
 def is_native(mesh_axis: str) -> bool:

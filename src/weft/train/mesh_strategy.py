@@ -27,6 +27,7 @@ from typing import Any
 
 import weft as wf
 from weft.distributed.parameters import is_part
+from weft.distributed.partitioning import digest_of_numbers
 from weft.distributed.placing import match_plan
 from weft.distributed.process_group import mesh_axes
 from weft.distributed.stages.tensor_parallel import unknown_pattern
@@ -140,12 +141,26 @@ class MeshStrategy(WholeStrategy):
 
     def run_step(self, trainer: Any, batch: Any, *settings: Any) -> tuple[wf.Tensor, Any, Any]:
         """See `Strategy`: this process's part of the step."""
+        if trainer.batches == 0:
+            self._compare_numbers(batch)
         arguments = (batch, *trainer.called_state(), *settings)
         if not self._is_scattered:
             self._divided.scatter(*arguments)
             self._is_scattered = True
         results: tuple[wf.Tensor, Any, Any] = self._divided(*arguments)
         return results
+
+    def _compare_numbers(self, batch: Any) -> None:
+        """Refuse an epoch whose first batch is another one on some process.
+
+        Each computes a part of one batch: of two, with what was drawn at random for items, it would
+        be a mixture of both.
+        """
+        if self.mesh.size == 1:
+            return
+        leaves = [leaf for leaf in wf.tree.leaves(batch) if isinstance(leaf, wf.Tensor)]
+        facts = {"the numbers of a batch": "\n".join(map(digest_of_numbers, leaves))}
+        wf.distributed.world().compare_facts("train.MeshStrategy", facts)
 
     def run_evaluation(self, trainer: Any, batch: Any) -> tuple[wf.Tensor, Any]:
         """See `Strategy`."""

@@ -30,7 +30,7 @@ import weft as wf
 from weft.distributed.parameters import forget_values
 from weft.optim.states import parameters_of_slots
 from weft.train import batches
-from weft.train.strategies import DataStrategy, axes_of_experts, no_average
+from weft.train.strategies import METRICS, DataStrategy, axes_of_experts, no_average
 
 __all__ = ["PipelineStrategy"]
 
@@ -143,7 +143,7 @@ class PipelineStrategy(DataStrategy):
     def joined_metrics(self, metrics: Sequence[Any]) -> list[Any]:
         """See `Strategy`; processes with the last stage have seen the outputs."""
         mine = [metric.state for metric in metrics] if self._counts else None
-        states = [each for each in wf.distributed.gather_objects(mine) if each is not None]
+        states = [each for each in wf.distributed.gather_objects(mine, METRICS) if each is not None]
         pairs = zip(metrics, zip(*states, strict=True), strict=True)
         return [metric.joined_state(each) for metric, each in pairs]
 

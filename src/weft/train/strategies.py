@@ -17,14 +17,19 @@ from itertools import islice
 from typing import Any
 
 import weft as wf
+from weft.distributed.loaders import order_of_batches
 from weft.distributed.sharing import split_anew
 from weft.train.batches import size_of
 
-__all__ = ["STRATEGIES", "DataStrategy", "LocalStrategy", "SplitStrategy", "Strategy",
+__all__ = ["METRICS", "STRATEGIES", "DataStrategy", "LocalStrategy", "SplitStrategy", "Strategy",
            "WholeStrategy", "axes_of_experts", "no_average"]  # fmt: skip
 
 STRATEGIES = {"data": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 """The strategies, and what of the state each splits; see `wf.distributed.data_parallel`."""
+
+
+METRICS = "counts of metrics"
+"""What processes say that they gather; see `gather_objects`."""
 
 
 class Strategy:
@@ -146,6 +151,10 @@ class Strategy:
         """What a function returns that writes files, which one process calls."""
         return write()
 
+    def agree_on_end(self, reason: str) -> str:
+        """Why all processes end the training: the first reason that one of them has."""
+        return reason
+
 
 class WholeStrategy(Strategy):
     """Processes that all read whole batches, of which the first writes files."""
@@ -173,6 +182,10 @@ class WholeStrategy(Strategy):
         if failed is not None:
             raise error or failed
         return result
+
+    def agree_on_end(self, reason: str) -> str:
+        """See `Strategy`; where one alone ended, as for its clock, the others would wait for it."""
+        return next(filter(None, wf.distributed.gather_objects(reason, "ends of epochs")), "")
 
 
 class DataStrategy(WholeStrategy):
@@ -250,13 +263,13 @@ class DataStrategy(WholeStrategy):
         rows = rows if self.size == 1 else round(all_rows)
         if not math.isnan(whole):
             return whole, rows, ""
-        flags = wf.distributed.gather_objects(math.isnan(own))
+        flags = wf.distributed.gather_objects(math.isnan(own), "losses that are NaN")
         ranks = [str(rank) for rank, is_nan in enumerate(flags) if is_nan]
         return whole, rows, f" on rank {', '.join(ranks)}" if ranks else ""
 
     def sum_numbers(self, numbers: Sequence[float]) -> list[float]:
         """See `Strategy`."""
-        rows = wf.distributed.gather_objects(list(numbers))
+        rows = wf.distributed.gather_objects(list(numbers), "sums of an evaluation")
         return [sum(column) for column in zip(*rows, strict=True)]
 
     @property
@@ -266,7 +279,7 @@ class DataStrategy(WholeStrategy):
 
     def joined_metrics(self, metrics: Sequence[Any]) -> list[Any]:
         """See `Strategy`."""
-        states = wf.distributed.gather_objects([metric.state for metric in metrics])
+        states = wf.distributed.gather_objects([each.state for each in metrics], METRICS)
         pairs = zip(metrics, zip(*states, strict=True), strict=True)
         return [metric.joined_state(each) for metric, each in pairs]
 
@@ -369,13 +382,13 @@ def _facts_of(trainer: Any, loader: Any) -> dict[str, str]:
     loss = trainer.loss_function
     names = ("accumulate", "checkpoint_every", "schedule", "ema")
     settings = [f"{name}={getattr(trainer, name)!r}" for name in names]
-    place = loader.state_dict() if hasattr(loader, "share") else {}
-    place.pop("seed", None)  # what an order comes of; that of what is drawn for items is one's own
+    held_out = trainer.held_out
     return {
         "the model": repr(trainer.model),
         "the loss": getattr(loss, "__qualname__", None) or repr(loss),
         "the trainer's settings": "\n".join([type(trainer.strategy).__name__, *settings]),
-        "the data": f"{trainer.total_batches} batches {place}",
+        "the data": order_of_batches(loader),
+        "the validation": "none" if held_out is None else order_of_batches(held_out),
     }
 
 

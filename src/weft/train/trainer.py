@@ -201,6 +201,7 @@ class Trainer:
         self._wants_gradients = False
         self.loss_sum, self.loss_count, self.waiting, self.are_joined = 0.0, 0, 0, False
         self.loader_state: Any = None
+        self.held_out: Any = None
         self.loader_restored = False
         self._part_rows: list[int] = []
 
@@ -322,8 +323,8 @@ class Trainer:
         """
         loader = batches.as_loader("fit", data, batch_size, shuffle=True, seed=self.seed)
         self.total_batches = batches.count_of(loader)
+        self.held_out = self._validation(validation, batch_size)
         loader = self.strategy.begin_fit(self, loader)
-        held_out = self._validation(validation, batch_size)
         self.stopped = ""
         self.batches = 0
         done = self.epoch
@@ -342,7 +343,7 @@ class Trainer:
             self._call("on_fit_begin")
             while self.epoch < self.total_epochs and not self.stopped:
                 try:
-                    self._epoch(loader, held_out)
+                    self._epoch(loader)
                 except wf.ProcessError as error:
                     if not self.strategy.recovers_from(error, self, loader):
                         raise
@@ -356,7 +357,7 @@ class Trainer:
             return None
         return batches.as_loader("fit", data, batch_size, shuffle=False, seed=None)
 
-    def _epoch(self, loader: Any, held_out: Any) -> None:
+    def _epoch(self, loader: Any) -> None:
         """One epoch, or what is left of it."""
         begin = time.perf_counter()
         self.row = {}
@@ -377,12 +378,13 @@ class Trainer:
         self.are_joined = True
         measured = self._metric_values(self.metrics)
         self.row = {"epoch": self.epoch, "step": self.step, "loss": self.mean_loss, **measured}
-        if held_out is not None:
-            held_out_numbers = self.evaluate(held_out)
+        if self.held_out is not None:
+            held_out_numbers = self.evaluate(self.held_out)
             self.row.update({f"val_{name}": value for name, value in held_out_numbers.items()})
         self._judge()
         self.row["seconds"] = time.perf_counter() - begin
         self._call("on_epoch_end")
+        self.stopped = self.strategy.agree_on_end(self.stopped)
         self.history.rows.append(self.row)
         self.batches = 0
         if self._is_checkpoint_due():
