@@ -116,6 +116,16 @@ def test_borders_and_large_numbers_agree_with_the_reference(f: Function) -> None
         np.testing.assert_allclose(one, other, rtol=3e-5, atol=1e-37)
 
 
+def test_powers_of_zero_are_those_of_the_reference() -> None:
+    exponents = wf.tensor(np.array([-1, 1j, -1 + 1j, 0.5, 1 - 1j, 2, 0, -0.5], np.complex64))
+    zeros = wf.zeros_like(exponents)
+    wanted = [np.nan, np.nan, np.nan, 0, 0, 0, 1, np.nan]
+    for power in (wf.pow, wf.jit(wf.pow)):
+        found = power(zeros, exponents).numpy()
+        np.testing.assert_array_equal(found.real, wanted)
+        np.testing.assert_array_equal(found.imag, np.array(wanted) * 0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 def test_products_of_complex_matrices_agree_with_the_reference(dtype: str) -> None:

@@ -149,17 +149,30 @@ def trained(f: Function, way: Function, optimizer: str) -> Function:
         smooth = {} if optimizer == "SGD" else {"eps": 0.1}
         rule = getattr(wf.optim, optimizer)(w, lr=0.01, **smooth)
 
-        def step(*rest: Any) -> Any:
+        def back(*rest: Any) -> Any:
             floats, others = iter(w), iter(rest)
             given = [next(floats) if x.dtype.is_inexact else next(others) for x in xs]
-            rule.zero_grad()
             loss = total(f)(*given)
             loss.backward()
+            return loss
+
+        def step(*rest: Any) -> Any:
+            rule.zero_grad()
+            loss = back(*rest)
             rule.step()
             return loss
 
-        step = way(step)
-        return [*[step(*rest).detach() for _ in range(3)], *[x.detach() for x in w]]
+        def update() -> None:
+            rule.step()
+            rule.zero_grad()
+
+        if optimizer == "SGD":  # the gradients of two calls are added up
+            back, update = way(back), way(update)
+            losses = [each for _ in range(3) for each in (back(*rest), back(*rest), update())]
+        else:
+            step = way(step)
+            losses = [step(*rest) for _ in range(3)]
+        return [*[loss.detach() for loss in losses if loss is not None], *[x.detach() for x in w]]
 
     return g
 

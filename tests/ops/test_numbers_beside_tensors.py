@@ -106,3 +106,16 @@ def test_bounds_of_random_numbers_in_float64_are_not_rounded_to_float32() -> Non
     drawn = wf.random.truncated_normal((500,), **bounds, key=wf.random.key(3), dtype="float64")
     assert float(drawn.max()) <= bounds["high"]
     assert float(drawn.min()) >= bounds["low"]
+
+
+@pytest.mark.parametrize("count", [3, 1 << 19])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_numbers_beyond_a_dtype_are_infinite_without_a_warning(dtype: str, count: int) -> None:
+    x = wf.ones(count, dtype=dtype)  # warnings are errors here
+    for function in (
+        lambda x: x * 1e300,
+        lambda x: 1e300 / x,
+        lambda x: wf.where(x > 0, 1e300, x),
+        lambda x: wf.maximum(x, 1e300),
+    ):
+        assert np.isposinf(function(x).numpy()).all()

@@ -450,3 +450,40 @@ def test_data_sets_and_streams_of_batches_are_trained_on() -> None:
         history = trainer.fit(given, epochs=2, batch_size=8)
         assert trainer.step == 2 * steps
         assert history["loss"][1] < history["loss"][0]
+
+
+def test_frozen_parts_stay_in_evaluation_mode_through_fit_and_evaluate() -> None:
+    net = wf.nn.Sequential(wf.nn.Linear(3, 4), wf.nn.BatchNorm1d(4), wf.nn.Linear(4, 1))
+    net[1].eval()
+    trainer = trainer_of(net)
+    trainer.fit(data(), epochs=2, validation=data(10))
+    trainer.predict(data()[0])
+    assert [module.training for module in net.modules()] == [True, True, False, True]
+    assert net[1].running_mean.tolist() == [0.0] * 4
+    net.eval()
+    trainer.fit(data(), epochs=1)
+    assert all(module.training for module in net.modules())
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_gradients_from_before_are_no_part_of_a_fit(compiled: bool) -> None:
+    class Interrupt(wf.train.Callback):
+        def on_step_end(self, trainer: Trainer) -> None:
+            if trainer.batches == 1:
+                raise KeyboardInterrupt
+
+    found = []
+    for interrupted in (False, True):
+        net = network()
+        trainer = trainer_of(net, wf.optim.SGD, accumulate=2, seed=0, compile=compiled)
+        if interrupted:
+            state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+            trainer.callbacks.append(Interrupt())
+            with pytest.raises(KeyboardInterrupt):
+                trainer.fit(data(), batch_size=10)
+            trainer.callbacks.clear()
+            net.load_state_dict(state)
+            squared(net(data()[0]), data()[1]).backward()
+        trainer.fit(data(), batch_size=10)
+        found.append(net)
+    assert_same(*found)

@@ -88,13 +88,10 @@ class Diffusion(nn.Module):
         """New examples out of noise; chance 0 draws noise at the beginning only (DDIM)."""
         keys = wf.random.split(wf.random.key(0) if key is None else key)
         x, following = wf.random.normal(tuple(shape), key=keys[0]), keys[1]
-        was_training = self.training
-        self.eval()
-        with wf.no_grad():
+        with nn.evaluation_mode(self), wf.no_grad():
             for number in reversed(range(self.steps)):
                 now = wf.tensor(number), following, wf.tensor(float(chance))
                 x, following = denoising_step(self, x, *now)
-        self.train(was_training)
         return x
 
 

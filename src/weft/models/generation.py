@@ -84,14 +84,9 @@ class LanguageModel(nn.Module):
         tokens = _as_prompt(prompt)
         _check(tokens, max_new_tokens, temperature, top_k)
         choice = wf.tensor(float(temperature) or 1.0), temperature > 0, top_k
-        was_training = self.training
-        self.eval()
-        try:
-            with wf.no_grad():
-                key = wf.random.key(seed, device=self._device)
-                yield from self._steps(tokens, max_new_tokens, choice, key)
-        finally:
-            self.train(was_training)
+        with nn.evaluation_mode(self), wf.no_grad():
+            key = wf.random.key(seed, device=self._device)
+            yield from self._steps(tokens, max_new_tokens, choice, key)
 
     def _steps(self, tokens: Any, count: int, choice: Any, key: wf.Tensor) -> Iterator[wf.Tensor]:
         room = self._room(tokens.shape[1] + count)

@@ -83,13 +83,9 @@ class Seq2Seq(nn.Module):
 
     def translate(self, source: wf.Tensor, begin: int, end: int, longest: int) -> wf.Tensor:
         """The likeliest words one after the other, padded after the end: [batch, time]."""
-        was_training, batch = self.training, int(source.shape[0])
-        self.eval()
-        try:
-            with wf.no_grad():
-                return self._translate_batch(wf.asarray(source), batch, begin, end, longest)
-        finally:
-            self.train(was_training)
+        batch = int(source.shape[0])
+        with nn.evaluation_mode(self), wf.no_grad():
+            return self._translate_batch(wf.asarray(source), batch, begin, end, longest)
 
     def _translate_batch(
         self, source: wf.Tensor, batch: int, begin: int, end: int, longest: int

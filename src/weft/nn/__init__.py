@@ -97,6 +97,7 @@ from weft.nn.losses import (
     SoftMarginLoss,
     TripletMarginLoss,
 )
+from weft.nn.modes import evaluation_mode
 from weft.nn.module import HookHandle, Module, Parameter, functional_call
 from weft.nn.normalization import (
     BatchNorm1d,
@@ -191,7 +192,8 @@ __all__ = [
     "Softplus", "Softshrink", "Softsign", "Summary", "Tanh", "Tanhshrink", "Threshold",
     "Transformer", "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder",
     "TransformerEncoderLayer", "TripletMarginLoss", "Unflatten", "Unfold", "Upsample", "ZeroPad1d",
-    "ZeroPad2d", "ZeroPad3d", "functional", "functional_call", "init", "register_activation",
+    "ZeroPad2d", "ZeroPad3d", "evaluation_mode", "functional", "functional_call", "init",
+    "register_activation",
 ]  # fmt: skip
 
 _explain_all(globals(), __all__)

@@ -338,7 +338,9 @@ class Trainer:
             if self.seed is not None:
                 wf.random.seed(self.seed)
         self.total_epochs = done + epochs
-        self.model.train()
+        if not self.model.training:
+            self.model.train()  # else parts in evaluation mode are frozen on purpose
+        self.optimizer.zero_grad()  # of backward before, or of a run that was interrupted
         try:
             self._call("on_fit_begin")
             while self.epoch < self.total_epochs and not self.stopped:
@@ -569,13 +571,9 @@ class Trainer:
     @contextmanager
     def _evaluation_mode(self) -> Iterator[None]:
         """Evaluation mode, with averaged weights if there are any; then as before."""
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            with nullcontext() if self.ema is None else self.ema.applied():
-                yield
-        finally:
-            self.model.train(was_training)
+        averages = nullcontext() if self.ema is None else self.ema.applied()
+        with wf.nn.evaluation_mode(self.model), averages:
+            yield
 
     @staticmethod
     def _metric_values(metrics: Sequence[Metric]) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +81,7 @@ def trace_program(f: Callable[..., Any], args: Any, dynamic: Dynamic) -> Program
         return result, {name: state[name] for name in held}, list(inputs)
 
     kinds = {name: tensor.type for name, tensor in state.items()}
-    with _in_inference(modules):
+    with wf.nn.evaluation_mode(*modules.values()):
         graph = wf.ir.trace(run, kinds, list(types.values()))
     ordered = {name: state[name] for name in sorted(state)}
     _refuse_fixed_sizes(types, graph.input_types[len(state) :])
@@ -235,17 +234,3 @@ def _state_of(f: Any) -> dict[str, wf.Tensor]:
                 seen.add(id(tensor))
                 state[f"{prefix}.{name}" if prefix else name] = tensor
     return state
-
-
-@contextmanager
-def _in_inference(modules: Mapping[str, wf.nn.Module]) -> Iterator[None]:
-    """Modules as in inference, and afterwards as they were."""
-    everything = [inner for each in modules.values() for _, inner in each.named_modules()]
-    before = [(each, each.training) for each in everything]
-    for each in modules.values():
-        each.eval()
-    try:
-        yield
-    finally:
-        for each, training in before:
-            each.training = training

@@ -27,7 +27,7 @@ from weft.ops.elementary import (
     sinh,
     sqrt,
 )
-from weft.ops.logic import logical_and, logical_or
+from weft.ops.logic import logical_and
 from weft.ops.selection import where
 
 FAR = 22.0
@@ -159,12 +159,13 @@ def _log10(z: Parts) -> Parts:
 
 @stands_for("pow")
 def _power(z: Parts, w: Parts) -> Parts:
-    """exp(w log z); 0 has the powers 0, and 1 for the exponent 0."""
+    """exp(w log z); 0 has the powers 0 to the right of zero, 1 for the exponent 0, else NaN."""
     is_zero = logical_and(equal(z.real, 0.0), equal(z.imag, 0.0))
     is_nothing = logical_and(equal(w.real, 0.0), equal(w.imag, 0.0))
     power = _exponential(times(w, _logarithm(Parts(where(is_zero, 1.0, z.real), z.imag))))
-    real = where(is_nothing, 1.0, where(is_zero, 0.0, power.real))
-    return Parts(real, where(logical_or(is_nothing, is_zero), 0.0, power.imag))
+    of_zero = where(less(0.0, w.real), 0.0, math.nan)
+    real = where(is_nothing, 1.0, where(is_zero, of_zero, power.real))
+    return Parts(real, where(is_nothing, 0.0, where(is_zero, of_zero, power.imag)))
 
 
 # --- angles --------------------------------------------------------------------------------------
