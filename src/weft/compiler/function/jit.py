@@ -164,7 +164,7 @@ class Jit:
         One that a module or a class names is told by its name, as functions are.
         """
         name = getattr(self, "__qualname__", "")
-        named = sys.modules.get(getattr(self, "__module__", ""))
+        named: Any = sys.modules.get(getattr(self, "__module__", ""))
         for part in name.split("."):
             named = getattr(named, part, None)
         return name if named is self else (Jit, (self._f, self._budget, self._own_sizes))
