@@ -185,7 +185,7 @@ class _Recurrent(Module):
                 got={"lengths": given.tolist() if values is not None else given},
                 fix="leave lengths out where all sequences are whole",
             )
-        return given
+        return given if given.device is x.device else given.to(x.device)  # as lists are given
 
     def _results(self, y: wf.Tensor, stacked: State, alone: bool) -> Any:
         """The outputs in the layout of the input, and the state as PyTorch gives it."""
