@@ -1,4 +1,4 @@
-"""Attention's kernels from their PTX, every thread of them, beside attention by NumPy."""
+"""Attention's kernels from their PTX, every thread of them, beside the primitives' references."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from weft.compiler.targets.cuda.attention.rows import (
 )
 from weft.compiler.targets.cuda.ptx_writer import TensorMap
 from weft.core.dtypes import as_dtype
+from weft.ops.attention import attention, attention_gradient
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Attention, the numbers of a head that are there, and sizes."""
+    """Attention and its sizes; a mask of the spec's kind is the same for all heads."""
 
     spec: AttentionSpec
     sizes: AttentionSizes
@@ -42,47 +43,38 @@ class Problem:
         short = as_dtype(spec.dtype).numpy
         shapes = {"q": queries, "k": keys, "v": keys, "dout": queries}
         made = {name: random.normal(size=shape).astype(short) for name, shape in shapes.items()}
-        weights, sums = self.weights(made)
-        delta = (self.gradient_of_weights(made) * weights).sum(-1)
-        return made | {"sums": sums.astype(np.float32), "delta": delta.astype(np.float32)}
+        extra = self.extra_operands()
+        first = [made[name] for name in "qkv"]
+        out, sums = attention.reference(*first, *extra.values(), **self.parameters)
+        delta = (np.asarray(out, np.float64) * made["dout"].astype(np.float64)).sum(-1)
+        return made | {"sums": np.asarray(sums), "delta": delta.astype(np.float32)}
 
-    def repeated(self, made: dict[str, Array], name: str) -> Array:
-        """Keys or values for each head of queries."""
-        return made[name].astype(np.float64).repeat(self.sizes.heads // self.sizes.key_heads, 1)
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Those of the primitives."""
+        spec = self.spec
+        offset = self.sizes.offset if spec.causal else None
+        return {"offset": offset, "scale": spec.scale, "guarded": spec.guarded, "kept": spec.kept}
 
-    def weights(self, made: dict[str, Array]) -> tuple[Array, Array]:
-        """What softmax gives, and the logs of its sums."""
-        sizes = self.sizes
-        scores = made["q"].astype(np.float64) @ self.repeated(made, "k").swapaxes(-1, -2)
-        scores *= self.spec.factor
-        if self.spec.causal:
-            hidden = np.arange(sizes.keys) > np.arange(sizes.queries)[:, None] + sizes.offset
-            scores = np.where(hidden, -np.inf, scores)
-        highest = scores.max(-1, keepdims=True)
-        sums = np.log(np.exp(scores - highest).sum(-1)) + highest[..., 0]
-        return np.exp(scores - sums[..., None]), sums
-
-    def gradient_of_weights(self, made: dict[str, Array]) -> Array:
-        """The cotangents of the weights."""
-        return made["dout"].astype(np.float64) @ self.repeated(made, "v").swapaxes(-1, -2)
+    def extra_operands(self) -> dict[str, Array]:
+        """The mask, and what dropout draws with."""
+        extra, random = {}, np.random.default_rng(3)
+        shape = (self.sizes.queries, self.sizes.keys)
+        if self.spec.mask == "bool":
+            extra["mask"] = random.random(shape) > 0.3
+        elif self.spec.mask:
+            numbers = np.where(random.random(shape) > 0.2, random.normal(size=shape), -np.inf)
+            extra["mask"] = numbers.astype(as_dtype(self.spec.mask).numpy)
+        if self.spec.drops:
+            extra |= {"key": np.array([5, 7], np.uint32), "data": np.array(11, np.uint64)}
+        return extra
 
     def gradients(self, made: dict[str, Array]) -> dict[str, Array]:
-        """The gradients, by NumPy."""
-        weights, _ = self.weights(made)
-        delta = made["delta"].astype(np.float64)[..., None]
-        changes = weights * (self.gradient_of_weights(made) - delta)
-        sizes = self.sizes
-        grouped = (sizes.batch, sizes.key_heads, -1, sizes.keys, sizes.head)
-
-        def sums_of_groups(each: Array) -> Array:
-            return each.reshape(grouped).sum(2)
-
-        q, dout = (made[name].astype(np.float64) for name in ("q", "dout"))
-        return {
-            "dq": changes @ self.repeated(made, "k") * self.spec.factor,
-            "dk": sums_of_groups(changes.swapaxes(-1, -2) @ q) * self.spec.factor,
-            "dv": sums_of_groups(weights.swapaxes(-1, -2) @ dout),
-        }
+        """The gradients, by the primitive's reference."""
+        given = [made[name] for name in ("q", "k", "v", "sums", "dout", "delta")]
+        extra = self.extra_operands().values()
+        found = attention_gradient.reference(*given, *extra, **self.parameters)
+        return dict(zip(("dq", "dk", "dv"), map(np.asarray, found), strict=True))
 
 
 def run_backward(problem: Problem, seed: int = 0, multiprocessors: int = 132) -> dict[str, Array]:
@@ -104,7 +96,7 @@ def run_backward(problem: Problem, seed: int = 0, multiprocessors: int = 132) ->
     counters = np.zeros(counter_numbers(spec, sizes), np.uint32)
     names = ("logs", "products")
     second = Memory({name: memory.result(name) for name in names}
-                    | {"dq": buffer, "counters": counters})  # fmt: skip
+                    | {"dq": buffer, "counters": counters} | problem.extra_operands())  # fmt: skip
     how = backward_launch(spec, sizes, multiprocessors)
     run_blocks(kernel, how.blocks, second, maps, how.words, seed)
     for name in ("dk", "dv"):
@@ -122,9 +114,10 @@ def run_backward(problem: Problem, seed: int = 0, multiprocessors: int = 132) ->
 
 
 def check_backward(problem: Problem, seed: int = 0, multiprocessors: int = 132) -> dict[str, Array]:
-    """The kernels' gradients are NumPy's but for rounding; returns them."""
+    """The kernels' gradients are the reference's but for rounding; returns them."""
     found = run_backward(problem, seed, multiprocessors)
     for name, wanted in problem.gradients(problem.operands()).items():
-        error = np.linalg.norm(found[name].astype(np.float64) - wanted) / np.linalg.norm(wanted)
+        exact = wanted.astype(np.float64)
+        error = np.linalg.norm(found[name].astype(np.float64) - exact) / np.linalg.norm(exact)
         assert error < 6e-3, (name, error)
     return found

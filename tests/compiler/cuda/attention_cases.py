@@ -169,6 +169,10 @@ LARGE: dict[str, tuple[Callable[..., Any], Shape, Shape]] = {
         attend("float16", lambda b, h, q, k: seen_keys(q, k), dropout=0.5), (1, 2, 200, 128),
         (1, 1, 288, 128),
     ),
+    "dropout, a mask, heads of 256": (
+        attend(mask=lambda b, h, q, k: seen_keys(q, k), causal=True, dropout=0.3), (2, 2, 200, 256),
+        (2, 1, 272, 256),
+    ),
     "a key that is no number": (_attend_to_nan, (1, 2, 150, 64), (1, 2, 160, 64)),
     "a long cache": (
         attend(mask=lambda b, h, q, k: wf.arange(k) < 1500), (2, 8, 1, 64), (2, 2, 2048, 64),

@@ -6,6 +6,7 @@ The interpreter is strict, so these tests are of order and of memory as much as 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.compiler.cuda import attention_by_threads
@@ -23,12 +24,20 @@ pytestmark = pytest.mark.slow
 
 
 def problem(
-    head: int, queries: int, keys: int, *, causal: bool, heads: int = 1, dtype: str = "bfloat16"
+    head: int,
+    queries: int,
+    keys: int,
+    *,
+    causal: bool,
+    heads: int = 1,
+    dtype: str = "bfloat16",
+    **hiding: Any,
 ) -> Problem:
     """Attention of one head of keys; the last query sees all keys."""
-    spec = AttentionSpec(dtype, padded_head(head), causal, head**-0.5)
+    spec = AttentionSpec(dtype, padded_head(head), causal, head**-0.5, **hiding)
     offset = keys - queries if causal else 0
-    return Problem(spec, AttentionSizes(1, heads, 1, queries, keys, offset, head))
+    strides = (0, 0, keys)
+    return Problem(spec, AttentionSizes(1, heads, 1, queries, keys, offset, head, strides))
 
 
 PROBLEMS = {
@@ -37,11 +46,17 @@ PROBLEMS = {
     "heads of 256": problem(256, 65, 200, causal=True),
     "heads of 256 without a mask": problem(256, 100, 130, causal=False, dtype="float16"),
     "heads of 200 that share their keys": problem(200, 30, 70, causal=True, heads=2),
+    "heads of 256, a mask and dropout": problem(
+        256, 30, 80, causal=False, mask="bool", aligned=16, kept=0.6, guarded=True
+    ),
+    "heads of 256, numbers that are added": problem(
+        256, 30, 90, causal=True, mask="float32", aligned=2
+    ),
 }
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_gradients_are_numpys_with_the_same_bits_in_any_order_of_warps(name: str) -> None:
+def test_gradients_are_the_reference_with_the_same_bits_in_any_order_of_warps(name: str) -> None:
     first, second = (check_backward(PROBLEMS[name], seed) for seed in (0, 1))
     assert all(first[each].tobytes() == second[each].tobytes() for each in first)
 
