@@ -191,6 +191,18 @@ def test_codes_of_what_lies_in_memory_are_made_by_one_kernel() -> None:
     assert not any(each.kernel == ("transposed_codes",) for each in launches)
 
 
+def test_codes_of_what_is_nowhere_stored_are_written_by_loops() -> None:
+    def f(a: wf.Tensor, b: wf.Tensor) -> wf.Tensor:
+        return product(E4M3, E4M3, "across rows")(wf.sin(a), b)
+
+    launches = plan_program(
+        wf.ir.trace(f, *[wf.spec("bfloat16", (64, 64))] * 2), CUDA
+    ).every_launch()
+    kinds = [each.kernel for each in launches if isinstance(each.kernel, tuple)]
+    assert kinds.count(("codes",)) == 1
+    assert kinds.count(("transposed_codes",)) == 1
+
+
 # What becomes one.
 
 
