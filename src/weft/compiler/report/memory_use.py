@@ -69,7 +69,8 @@ class MemoryReport:
 
     inputs: what the caller holds already; outputs: what it gets; donated: outputs that take the
     place of state they replace, where nobody else holds it; constants: parts of the program;
-    arena: values in between, by lifetime; temporary: what the largest call by reference makes.
+    arena: values in between, by lifetime, in memory that is kept from call to call, and shared with
+    other compiled functions from 32 MiB on; temporary: what the largest call by reference makes.
     timeline: the live bytes of the arena at each call; largest: where most bytes live together.
     recomputed: values that are computed twice, so that a budget of memory is kept. replaced: the
     gradients of the last call, where the new ones cannot be written over them.

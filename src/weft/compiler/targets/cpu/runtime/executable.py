@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from threading import Lock, get_ident
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 import numpy as np
 
@@ -62,6 +62,9 @@ BOUND = 32
 
 SHARED = Arena()
 """The memory of programs that share it: each takes a block for a run, and gives it back."""
+LARGE_PROGRAMS = Arena()
+"""The same of compiled functions that need much: the steps of two networks that are trained in
+turns, or the sizes of one function, do not hold a block each."""
 RUNS = 2
 """How often a program runs by the short way before it is made one native function."""
 Shapes = tuple[tuple[int, ...], ...]
@@ -266,7 +269,7 @@ class CpuExecutable(ABC):
     def _leave(self) -> None:
         """Let the next run begin, with memory of its own."""
         if self._shares and self._block is not None:
-            SHARED.give(self._block)
+            self._arena.give(self._block)
             self._block = None
         self._runner = None
 
@@ -432,6 +435,9 @@ class CpuExecutable(ABC):
             self._block = None  # it goes before its successor comes
             if not self._shares and tables.plan.peak >= LARGE:
                 SHARED.release()  # a large program of its own follows eager work
+                if self._prepared is None:  # nothing in it outlives a run
+                    self._arena, self._shares = LARGE_PROGRAMS, True
+                    finalize(self, LARGE_PROGRAMS.release).atexit = False
             self._block = self._arena.take(tables.plan)
             if not self._shares:
                 self._forget_ready()
