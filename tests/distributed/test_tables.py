@@ -74,8 +74,7 @@ def test_rows_begin_the_same_on_any_number_of_shards() -> None:
 
 def test_a_worker_waits_where_it_would_be_too_far_ahead() -> None:
     server = _server(staleness=2)
-    fast, slow = server.worker(0), server.worker(1)
-    fast._timeout = 0.1
+    fast, slow = server.worker(0, timeout=0.1), server.worker(1)
     for _ in range(3):
         fast.pull("users", [0])
         fast.finish_step()
@@ -130,6 +129,10 @@ def test_wrong_calls_are_refused() -> None:
         worker.pull("users", [7])
     with pytest.raises(wf.ShapeError, match="one gradient for each index"):
         worker.push("users", [1, 2], np.ones((1, 3), np.float32))
+    with pytest.raises(wf.ArgumentTypeError, match="have no gradient"):
+        worker.push("users", [1], worker.pull("users", [1]).grad)
+    with pytest.raises(wf.DTypeError, match="no whole numbers"):
+        worker.pull("users", [1.7])
     with pytest.raises(wf.ArgumentError, match="no settings"):
         _server(staleness=-1)
 

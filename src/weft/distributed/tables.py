@@ -189,8 +189,8 @@ class ParameterServer:
         server._shards = [ray.get_actor(f"{name}-{i}", NAMESPACE) for i in range(shards)]
         return server
 
-    def worker(self, rank: int) -> Worker:
-        """What one worker pulls and pushes by."""
+    def worker(self, rank: int, timeout: float = 600.0) -> Worker:
+        """What one worker pulls and pushes by; it waits `timeout` seconds for those behind it."""
         if not 0 <= rank < self.workers:
             raise wf.ArgumentError(
                 "ParameterServer.worker",
@@ -199,7 +199,7 @@ class ParameterServer:
                 got={"rank": rank},
                 fix="worker(0)",
             )
-        return Worker(self, rank)
+        return Worker(self, rank, timeout)
 
     def state(self) -> list[dict[str, Any]]:
         """The state of all shards, to be saved while no worker pushes."""
@@ -236,7 +236,7 @@ class ParameterServer:
 class Worker:
     """One worker's view of the tables; `step` is the number of the step that it is in."""
 
-    def __init__(self, server: ParameterServer, rank: int, timeout: float = 600.0) -> None:
+    def __init__(self, server: ParameterServer, rank: int, timeout: float) -> None:
         self._server, self._rank, self._timeout = server, rank, timeout
         self.step = 0
 
@@ -254,6 +254,14 @@ class Worker:
     def push(self, name: str, indices: Any, gradients: Any) -> None:
         """Send the gradients of rows, one for each index; of an index twice, their sum counts."""
         flat, (_, width) = self._flat_indices(name, indices)
+        if gradients is None:
+            raise wf.ArgumentTypeError(
+                "ParameterServer.push",
+                "the rows have no gradient",
+                expected=f"gradients [{flat.size}, {width}]",
+                got={"gradients": None},
+                fix="loss.backward() before push(name, indices, rows.grad)",
+            )
         values = np.asarray(wf.asarray(gradients).detach().numpy(), np.float32)
         if values.shape != (flat.size, width):
             raise wf.ShapeError(
@@ -289,14 +297,25 @@ class Worker:
                 fix=f"pull({next(iter(self._server.tables))!r}, indices)",
             )
         size = self._server.tables[name]
-        flat = np.asarray(wf.asarray(indices).numpy(), np.int64).reshape(-1)
+        given = np.asarray(wf.asarray(indices).numpy()).reshape(-1)
+        if given.size and given.dtype.kind not in "iu":
+            raise wf.DTypeError(
+                "ParameterServer",
+                "indices are no whole numbers",
+                expected=f"indices from 0 to {size[0] - 1}",
+                got={"indices": given},
+                fix='indices.astype("int64")',
+            )
+        flat = given.astype(np.int64)
         if flat.size and not (flat.min() >= 0 and flat.max() < size[0]):
             raise wf.BoundsError(
                 "ParameterServer",
                 "an index is out of range",
                 expected=f"indices from 0 to {size[0] - 1}",
                 got={"least": int(flat.min()), "largest": int(flat.max())},
-                fix=f"give the table {int(flat.max()) + 1} rows",
+                fix=f"give the table {int(flat.max()) + 1} rows"
+                if flat.min() >= 0
+                else "count rows from 0",
             )
         return flat, size
 
@@ -311,7 +330,7 @@ class Worker:
                     "another worker is late",
                     expected=f"step {self.step} within {self._timeout:g} s",
                     got={"worker": self._rank, "step": self.step},
-                    fix="look at the other workers",
+                    fix="look at the other workers: each has to call finish_step in every step",
                 )
             time.sleep(POLL)
 
