@@ -223,3 +223,32 @@ def test_padding_and_masks_hide_what_they_say() -> None:
     np.testing.assert_allclose(
         masked, net(wf.tensor(x), is_causal=True).detach().numpy(), rtol=1e-4, atol=1e-6
     )
+
+
+def test_masks_of_whole_numbers_are_refused() -> None:
+    x, ones = wf.tensor(draw(2, 3, 8)), wf.ones((2, 3), dtype="int64")
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+    for call in (
+        lambda: attention(x, key_padding_mask=ones),
+        lambda: attention(x, attn_mask=wf.ones((3, 3), dtype="uint8")),
+        lambda: encoder(x, src_key_padding_mask=ones),
+        lambda: nn.functional.attention_weights(x, x, ones[:1]),
+        lambda: nn.functional.scaled_dot_product_attention(x, x, x, ones[:1]),
+    ):
+        with pytest.raises(wf.DTypeError) as caught:
+            call()
+        assert "mask == 0" in str(caught.value.fix) or "mask != 0" in str(caught.value.fix)
+
+
+def test_a_padding_mask_has_one_value_for_each_key_of_each_example() -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 1)
+    x = wf.tensor(draw(5, 3, 8))  # [time, batch, width]
+    with pytest.raises(wf.ShapeError) as caught:
+        encoder(x, src_key_padding_mask=wf.zeros((5, 3), dtype="bool"))
+    assert caught.value.fix == "key_padding_mask.mT"
+    with pytest.raises(wf.ShapeError):
+        encoder(x, src_key_padding_mask=wf.zeros((3, 1), dtype="bool"))
+    assert encoder(x, src_key_padding_mask=wf.zeros((3, 5), dtype="bool")).shape == (5, 3, 8)
+    alone = encoder(x[:, 0], src_key_padding_mask=wf.zeros(5, dtype="bool"))
+    assert alone.shape == (5, 8)

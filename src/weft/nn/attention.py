@@ -18,7 +18,7 @@ import weft as wf
 from weft.nn import functional as F  # noqa: N812
 from weft.nn import init
 from weft.nn.functional.attention import repeated_heads
-from weft.nn.functional.checks import values_of
+from weft.nn.functional.checks import refuse_whole_masks, values_of
 from weft.nn.linear import Linear
 from weft.nn.module import Module, Parameter, takes_device
 
@@ -267,13 +267,14 @@ class MultiheadAttention(Module):
         """What a query sees, or what is added to its scores: [batch or 1, heads or 1, q, k]."""
         masks = []
         if given is not None:
+            refuse_whole_masks("MultiheadAttention", "attn_mask", given, "mask == 0")
             shaped = given
             if given.ndim == 3:
                 shaped = wf.reshape(given, (-1, self.num_heads, q.shape[2], k.shape[2]))
             masks.append(shaped)
         if padding is not None:
-            padding = wf.expand_dims(padding, axis=0) if alone else padding
-            masks.append(wf.reshape(padding, (padding.shape[0], 1, 1, padding.shape[1])))
+            _check_padding(padding, k, alone)
+            masks.append(wf.reshape(padding, (-1, 1, 1, k.shape[2])))
         if not masks:
             return None
         if all(mask.dtype is wf.bool for mask in masks):
@@ -296,6 +297,21 @@ def _check_cached(more: bool) -> None:
             expected="attention(x, cache=cache)",
             got={"given": "a cache with other keys, with a mask, or with need_weights"},
             fix="leave the masks out, or compute without a cache",
+        )
+
+
+def _check_padding(padding: wf.Tensor, k: wf.Tensor, alone: bool) -> None:
+    refuse_whole_masks("MultiheadAttention", "key_padding_mask", padding, "mask == 0")
+    batch, keys = k.shape[0], k.shape[2]
+    wanted = (keys,) if alone else (batch, keys)
+    if padding.shape != wanted:
+        is_turned = padding.shape == wanted[::-1]
+        raise wf.ShapeError(
+            "MultiheadAttention",
+            "key_padding_mask has not one value for each key of each example",
+            expected=f"[keys] = {wanted}" if alone else f"[batch, keys] = {wanted}, in any layout",
+            got={"key_padding_mask": padding},
+            fix="key_padding_mask.mT" if is_turned else f"wf.zeros({wanted}, dtype=wf.bool)",
         )
 
 

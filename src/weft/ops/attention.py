@@ -127,7 +127,7 @@ def _check_mask(op: str, got: dict[str, TensorType]) -> None:
             "the mask is neither of truth values nor of q's dtype",
             expected=f"bool, or {got['q'].dtype} that is added to scores",
             got=got,
-            fix="mask.astype(q.dtype)",
+            fix="mask.astype(q.dtype)" if mask.dtype.is_inexact else "mask != 0",
         )
     sizes = zip(mask.shape[::-1], wanted[::-1], strict=False)
     if mask.ndim > len(wanted) or any(a not in (1, b) for a, b in sizes):

@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -154,6 +155,17 @@ class Jit:
         if call.handles:  # else it is computed on the default device, which may change
             self._repeated.remember(key, call.handles, found)
         return found(call.handles)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """A copy holds the function, of the copy where it is a method, and compiles it anew.
+
+        One that a module or a class names is told by its name, as functions are.
+        """
+        name = getattr(self, "__qualname__", "")
+        named: Any = sys.modules.get(getattr(self, "__module__", ""))
+        for part in name.split("."):
+            named = getattr(named, part, None)
+        return name if named is self else (Jit, (self._f, self._budget, self._own_sizes))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A method of an object, where the function was compiled as one of its class."""
@@ -429,6 +441,10 @@ class BoundJit:
 
     def __init__(self, function: Jit, instance: Any) -> None:
         self.__func__, self.__self__ = function, instance
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy is the method of the object's copy."""
+        return BoundJit, (self.__func__, self.__self__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the compiled function with the object as its first argument."""

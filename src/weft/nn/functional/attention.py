@@ -13,7 +13,7 @@ from typing import Any
 
 import weft as wf
 from weft.eager import beside_operands, unit
-from weft.nn.functional.checks import needs_axes
+from weft.nn.functional.checks import needs_axes, refuse_whole_masks
 
 
 def scaled_dot_product_attention(
@@ -61,6 +61,7 @@ def attention_weights(
         visible = causal_mask(q.shape[-2], k.shape[-2])
         scores = wf.where(visible, scores, -wf.inf)
     if mask is not None:
+        refuse_whole_masks("attention_weights", "mask", mask, "mask != 0")
         scores = wf.where(mask, scores, -wf.inf) if mask.dtype is wf.bool else scores + mask
     blind = wf.isneginf(wf.max(scores, axis=-1, keepdims=True))
     return wf.where(blind, 0.0, wf.softmax(wf.where(blind, 0.0, scores), axis=-1))

@@ -124,6 +124,18 @@ def same_shape(op: str, x: wf.Tensor, target: wf.Tensor) -> None:
         )
 
 
+def refuse_whole_masks(op: str, name: str, mask: wf.Tensor, shown: str) -> None:
+    """Refuse 0 and 1 as a mask of attention: added to scores, they would hide nothing."""
+    if mask.dtype is not wf.bool and not mask.dtype.is_floating:
+        raise wf.DTypeError(
+            op,
+            "the mask holds whole numbers, which neither hide nor show",
+            expected="truth values, or floats that are added to the scores",
+            got={name: mask},
+            fix=f"{name}={shown}, if 1 is what counts",
+        )
+
+
 def refuse_lists(layer: str, error: AttributeError, args: tuple[Any, ...]) -> None:
     """Explain an attribute that was missed because a layer was called with a list."""
     if isinstance(error.obj, list) and any(error.obj is each for each in args):

@@ -69,7 +69,9 @@ def _labels(op: str, labels: Operand, name: str) -> Tensor:
     return label_tensor
 
 
-def _count(op: str, labels: Tensor, count: Dimension | None, option: str) -> Dimension:
+def _count(
+    op: str, labels: Tensor, count: Dimension | None, option: str, least: int = 0
+) -> Dimension:
     """The number of segments, by default one more than the greatest label."""
     if count is not None:
         return check_size(op, option, count)
@@ -79,9 +81,9 @@ def _count(op: str, labels: Tensor, count: Dimension | None, option: str) -> Dim
         raise TraceError(
             op,
             "the size of the result depends on values that a trace does not have",
-            expected=f"{option}= given",
-            got={"labels": labels},
-            fix=f"{option}=10",
+            expected=f"{option}=, how many entries there are" if least else f"{option}= given",
+            got={"labels": labels, **({"minlength": least} if least else {})},
+            fix=f"{option}={least or 10}",
         ) from None
     return int(value.max()) + 1 if value.size else 0
 
@@ -245,8 +247,8 @@ def bincount(
             fix="flatten it first: x.reshape(-1)",
         )
     if length is None:
-        largest_label_count = _count("bincount", labels, None, "length")
-        length = max(largest_label_count, as_integer("bincount", "minlength", minlength))
+        least = as_integer("bincount", "minlength", minlength)
+        length = max(_count("bincount", labels, None, "length", least), least)
     one = (
         filled_tensor((), INDEX, 1)
         if weights is None
