@@ -6,15 +6,26 @@ the state that it was given, and not the state that it left.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.compiler.cuda.host_card import host_card
 
 import weft as wf
 
 Call = Callable[[], Any]
 Reset = Callable[[], Any]
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tensors are made on the processor, or on a card that is imitated."""
+    if request.param == "cpu":
+        yield
+        return
+    with host_card(monkeypatch), wf.default_device("cuda"):
+        yield
 
 
 def longer_cache(compiled: bool) -> tuple[Call, Reset]:
@@ -96,6 +107,7 @@ def cleared_gradients(compiled: bool) -> tuple[Call, Reset]:
     return lambda: step(w, x).item(), reset
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(
     "program",
     [

@@ -252,3 +252,16 @@ def test_a_padding_mask_has_one_value_for_each_key_of_each_example() -> None:
     assert encoder(x, src_key_padding_mask=wf.zeros((3, 5), dtype="bool")).shape == (5, 3, 8)
     alone = encoder(x[:, 0], src_key_padding_mask=wf.zeros(5, dtype="bool"))
     assert alone.shape == (5, 8)
+
+
+@pytest.mark.parametrize("transformed", [lambda f: f, wf.jit], ids=["eager", "compiled"])
+def test_attention_and_unpooling_take_batches_without_examples(transformed: Any) -> None:
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+    x, hidden = wf.zeros((0, 3, 8)), wf.zeros((0, 3), dtype="bool")
+    seen = wf.zeros((0, 3, 3), dtype="bool")
+    assert transformed(lambda: attention(x, attn_mask=seen)[0])().shape == (0, 3, 8)
+    assert transformed(lambda: encoder(x, src_key_padding_mask=hidden))().shape == (0, 3, 8)
+    pool, unpool = nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2)
+    images = wf.zeros((0, 2, 4, 4))
+    assert transformed(lambda: unpool(*pool(images)))().shape == images.shape

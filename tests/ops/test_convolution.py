@@ -314,6 +314,23 @@ def test_interpolation_agrees_with_known_values() -> None:
     check_grads(lambda t: wf.interpolate(t, size=(2, 3, 4), mode="trilinear"), [wide])
 
 
+def test_cubic_interpolation_agrees_with_pytorch() -> None:
+    x = wf.tensor([[[[0.0, 1.0, 4.0], [2.0, 0.0, 1.0]]]])
+    cells = [[-0.096, 0.172, 1.0, 2.908, 4.288], [2.192, 1.152, 0.0, 0.468, 1.096]]
+    corners = [
+        [0.0, 0.3518516, 2.0555549, 4.0],
+        [1.0, 0.4351853, 1.0740736, 2.5],
+        [2.0, 0.5185189, 0.0925923, 1.0],
+    ]
+    for f in (wf.interpolate, wf.jit(wf.interpolate)):
+        found = f(x, (2, 5), mode="bicubic")[0, 0]
+        np.testing.assert_allclose(found.numpy(), cells, rtol=1e-5, atol=1e-6)
+        found = f(x, (3, 4), mode="bicubic", align_corners=True)[0, 0]
+        np.testing.assert_allclose(found.numpy(), corners, rtol=1e-5, atol=1e-6)
+    wide = wf.asarray(normal(1, 2, 3, 2, dtype="float64"))
+    check_grads(lambda t: wf.interpolate(t, scale_factor=1.7, mode="bicubic"), [wide])
+
+
 @pytest.mark.parametrize(
     ("call", "error", "problem"),
     [

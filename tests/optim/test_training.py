@@ -111,6 +111,25 @@ def test_small_batches_accumulate_to_a_large_one(compiled: bool) -> None:
         assert len(run.compilations) == 1  # type: ignore[attr-defined]
 
 
+@both
+def test_accumulation_leaves_parameters_without_gradients_alone(compiled: bool) -> None:
+    w, other, rare = (wf.tensor([1.0, 2.0], requires_grad=True) for _ in range(3))
+    optimizer = optim.AdamW([w, other, rare], lr=0.1, weight_decay=0.5, accumulate=2)
+
+    def step(x: wf.Tensor, is_rare: bool) -> None:
+        optimizer.minimize((w * x).sum() + ((rare * x).sum() if is_rare else 0.0))
+
+    step = wf.jit(step) if compiled else step
+    for is_rare in (True, False, False, False):  # the first half of a batch has one gradient more
+        step(wf.tensor([1.0, 3.0]), is_rare)
+    alone = wf.tensor([1.0, 2.0], requires_grad=True)
+    once = optim.AdamW([alone], lr=0.1, weight_decay=0.5)
+    once.minimize((alone * wf.tensor([0.5, 1.5])).sum())
+    assert other.tolist() == [1.0, 2.0]
+    np.testing.assert_allclose(rare.detach().numpy(), alone.detach().numpy(), rtol=1e-6)
+    assert w.tolist() != rare.tolist()
+
+
 def test_a_run_resumes_within_an_accumulated_batch() -> None:
     def make(value: float = 1.0) -> tuple[wf.Tensor, Any]:
         w = wf.tensor([value], requires_grad=True)

@@ -226,7 +226,8 @@ class MultiheadAttention(Module):
         return joint[:q], joint[q : q + k], joint[q + k :]
 
     def _heads(self, x: wf.Tensor) -> wf.Tensor:
-        split = wf.reshape(x, (*x.shape[:2], -1, self.head_dim))
+        heads = int(x.shape[2]) // self.head_dim
+        split = wf.reshape(x, (*x.shape[:2], heads, self.head_dim))
         return wf.swapaxes(split, 1, 2)
 
     def _join_heads(self, out: wf.Tensor, alone: bool) -> wf.Tensor:
@@ -270,11 +271,12 @@ class MultiheadAttention(Module):
             refuse_whole_masks("MultiheadAttention", "attn_mask", given, "mask == 0")
             shaped = given
             if given.ndim == 3:
-                shaped = wf.reshape(given, (-1, self.num_heads, q.shape[2], k.shape[2]))
+                whole = (given.shape[0] // self.num_heads, self.num_heads)
+                shaped = wf.reshape(given, (*whole, q.shape[2], k.shape[2]))
             masks.append(shaped)
         if padding is not None:
             _check_padding(padding, k, alone)
-            masks.append(wf.reshape(padding, (-1, 1, 1, k.shape[2])))
+            masks.append(wf.reshape(padding, (k.shape[0], 1, 1, k.shape[2])))
         if not masks:
             return None
         if all(mask.dtype is wf.bool for mask in masks):

@@ -232,7 +232,8 @@ class Optimizer:
             gradients, apply = self._prepare_gradients([p.grad for p in self.parameters], tables)
             step = self._count_step(apply)
             settings = [self._settings(group, step) for group in self.groups]
-            self._update(gradients, settings, apply)
+            are_late = [self.waiting is not None and p.grad is None for p in self.parameters]
+            self._update(gradients, settings, apply, are_late)
             for table, gradient in zip(tables, gradients[len(self.state) :], strict=True):
                 self._update_rows(table, gradient, settings, apply)
 
@@ -288,13 +289,16 @@ class Optimizer:
         gradients: Sequence[wf.Tensor | None],
         settings: Sequence[Settings],
         apply: wf.Tensor | None,
+        are_late: Sequence[bool],
     ) -> None:
+        """Apply the rules; `are_late`: parameters with no gradient but what may wait for them."""
         position, repetition = 0, wf.ir.Repetition()
         updated: list[tuple[wf.Tensor, wf.Tensor]] = []
         for number, (group, setting) in enumerate(zip(self.groups, settings, strict=True)):
             rule = self.rule(group.options)
             for parameter in group.parameters:
                 gradient, state = gradients[position], self.state[position]
+                is_late = are_late[position]
                 position += 1
                 if gradient is None:
                     continue
@@ -306,6 +310,8 @@ class Optimizer:
                     new, slots = _repeat_rule(repetition, number, rule, *operands)
                 else:  # a user's, which may do more than return new values
                     new, slots = rule(*operands)
+                if is_late:
+                    new, slots = _kept_without_gradient(new, slots, old, state, gradient)
                 updated.append((parameter, new))
                 for name, value in slots.items():
                     _write(state[name], value, apply)
@@ -416,6 +422,15 @@ def _repeat_rule(
     return new, dict(zip(state, values, strict=True))
 
 
+def _kept_without_gradient(
+    new: wf.Tensor, slots: State, old: wf.Tensor, state: State, gradient: wf.Tensor
+) -> Updated:
+    """What a rule gave where a gradient was waiting; else the parameter and its state as before."""
+    is_there = wf.any(wf.not_equal(gradient, 0.0))
+    kept = {name: wf.where(is_there, value, state[name]) for name, value in slots.items()}
+    return wf.where(is_there, new, old), kept
+
+
 @update_unit
 def _apply_compiled(optimizer: Optimizer, rows: list[Rows]) -> None:
     """One update, as one compiled unit where it is done eagerly."""
@@ -455,8 +470,9 @@ class _Waiting:
         complete = enough if finite is None else enough & finite
         totals: list[wf.Tensor | None] = []
         for total, gradient, parameter in zip(self.sums, gradients, parameters, strict=True):
-            new = total
-            if gradient is not None:
+            if gradient is None:
+                new = total.clone()  # the handle is about to be written to
+            else:
                 new = total + gradient.astype(total.dtype, copy=False) / wanted
                 new = new if finite is None else wf.where(finite, new, total)
             total.copy_(wf.where(complete, 0.0, new))

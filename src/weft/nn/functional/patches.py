@@ -162,7 +162,7 @@ def _unpool(
     ]
     if output_size is not None:
         sizes = list(_per_axis(op, "output_size", tuple(output_size)[-rank:], rank, 1))
-    lines = wf.reshape(x, (*x.shape[:2], -1))
+    lines = wf.reshape(x, (*x.shape[:2], prod(map(int, x.shape[2:]))))
     canvas = wf.zeros((*x.shape[:2], prod(sizes)), dtype=x.dtype)
     filled = wf.scatter(canvas, -1, wf.reshape(places, lines.shape), lines)
     out = wf.reshape(filled, (*x.shape[:2], *sizes))

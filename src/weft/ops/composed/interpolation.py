@@ -33,7 +33,10 @@ from weft.ops.operands import alias, allowed_dtype, as_tensor, convert_to, room
 __all__ = ["interpolate"]
 
 Array = np.ndarray[Any, Any]
-_LINEAR = {"linear": 1, "bilinear": 2, "trilinear": 3}
+_SMOOTH = {"linear": 1, "bicubic": 2, "bilinear": 2, "trilinear": 3}
+"""Modes whose elements are means of neighbours, and for how many axes they are."""
+_CUBIC = -0.75
+"""The slope of the cubic kernel at 1, as PyTorch and OpenCV have it (Keys, 1981)."""
 _AREA = (adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d)
 
 
@@ -47,9 +50,9 @@ def interpolate(
 ) -> Tensor:
     """The tensor with its spatial axes resized, to `size` or by `scale_factor`.
 
-    mode: "nearest", "nearest-exact", "linear" (one axis), "bilinear" (two), "trilinear" (three) or
-    "area". With `align_corners` the first and last elements stay where they are; without, the
-    elements are cells whose outer edges stay.
+    mode: "nearest", "nearest-exact", "linear" (one axis), "bilinear" or "bicubic" (two),
+    "trilinear" (three) or "area". With `align_corners` the first and last elements stay where they
+    are; without, the elements are cells whose outer edges stay.
 
     >>> import weft as wf
     >>> x = wf.tensor([[[0.0, 2.0]]])
@@ -66,22 +69,23 @@ def interpolate(
     sizes, ratios = _sizes(tensor, spatial, size, scale_factor, rank)
     if mode == "area":
         return _AREA[rank - 1](tensor, tuple(sizes))
-    if mode in _LINEAR:
+    if mode in _SMOOTH:
         dtype = allowed_dtype("interpolate", tensor.dtype, "inexact", (tensor,))
         tensor = convert_to(tensor, dtype)
     out = alias(tensor)
     for i, (dim, count, ratio) in enumerate(zip(spatial, sizes, ratios, strict=True)):
         shift = 0.5 if mode == "nearest-exact" else 0.0
         with room("interpolate", {"x": tensor, "size": tuple(sizes)}):
-            if mode in _LINEAR:
-                places = _linear_places(dim, count, ratio, align_corners)
+            if mode in _SMOOTH:
+                places = _places_between(dim, count, ratio, align_corners)
             else:
                 places = _nearest_places(dim, count, ratio, shift)
-        out = (
-            _linear(out, i + 2, places, dim)
-            if mode in _LINEAR
-            else _take_places(out, i + 2, places)
-        )
+        if mode == "bicubic":
+            out = _cubic(out, i + 2, places, dim)
+        elif mode in _SMOOTH:
+            out = _linear(out, i + 2, np.maximum(places, 0.0), dim)
+        else:
+            out = _take_places(out, i + 2, places)
     return out
 
 
@@ -114,8 +118,9 @@ def _check(x: Tensor, rank: int, mode: str, align_corners: bool) -> None:
             got={"x": x},
             fix="add axes for batch and channels: x[None, None]",
         )
-    modes = ["nearest", "nearest-exact", "area", list(_LINEAR)[rank - 1]]
-    if mode not in modes or (align_corners and mode not in _LINEAR):
+    modes = ["nearest", "nearest-exact", "area"]
+    modes += [smooth for smooth, axes in _SMOOTH.items() if axes == rank]
+    if mode not in modes or (align_corners and mode not in _SMOOTH):
         raise ArgumentError(
             "interpolate",
             f"{mode!r} is not a mode for {rank} spatial axes"
@@ -154,13 +159,13 @@ def _nearest_places(dim: int, count: int, ratio: float, shift: float) -> Array:
     return np.asarray(np.minimum(places, dim - 1), np.int64)
 
 
-def _linear_places(dim: int, count: int, ratio: float, align_corners: bool) -> Array:
-    """Where the new elements lie among the old ones."""
+def _places_between(dim: int, count: int, ratio: float, align_corners: bool) -> Array:
+    """Where the new elements lie among the old ones; the first may lie before all of them."""
     if align_corners:
         step = (dim - 1) / (count - 1) if count > 1 else 0.0
         return np.arange(count) * step
     # The centre of new cell i in old cells, less the half cell by which centres are shifted.
-    return np.asarray(np.maximum((np.arange(count) + 0.5) * ratio - 0.5, 0.0))
+    return np.asarray((np.arange(count) + 0.5) * ratio - 0.5)
 
 
 def _take_places(x: Tensor, axis: int, places: Array) -> Tensor:
@@ -175,8 +180,26 @@ def _take_places(x: Tensor, axis: int, places: Array) -> Tensor:
 def _linear(x: Tensor, axis: int, places: Array, dim: int) -> Tensor:
     """Each new element as a mean of its two neighbours, weighted by how near they are."""
     low = np.minimum(np.floor(places).astype(np.int64), dim - 1)
-    share = convert_to(wrap(places - low), x.dtype)
-    # [count, 1, …, 1], to broadcast with the axes behind the one that is resized.
-    share = apply(reshape, share, shape=(len(places), *[1] * (x.ndim - axis - 1)))
+    share = _shares(places - low, x, axis)
     before, after = _take_places(x, axis, low), _take_places(x, axis, np.minimum(low + 1, dim - 1))
     return before * (1.0 - share) + after * share
+
+
+def _cubic(x: Tensor, axis: int, places: Array, dim: int) -> Tensor:
+    """Each new element from its four neighbours; beyond an end, the element there counts again."""
+    low = np.floor(places).astype(np.int64)
+    t = places - low
+    # by how far each neighbour is away: one and two elements at most
+    near = [((_CUBIC + 2) * d - (_CUBIC + 3)) * d * d + 1 for d in (t, 1 - t)]
+    far = [((_CUBIC * d - 5 * _CUBIC) * d + 8 * _CUBIC) * d - 4 * _CUBIC for d in (1 + t, 2 - t)]
+    parts = [
+        _take_places(x, axis, np.clip(low + step, 0, dim - 1)) * _shares(share, x, axis)
+        for step, share in zip((-1, 0, 1, 2), (far[0], *near, far[1]), strict=True)
+    ]
+    return parts[0] + parts[1] + parts[2] + parts[3]
+
+
+def _shares(shares: Array, x: Tensor, axis: int) -> Tensor:
+    """[count, 1, …, 1], to broadcast with the axes behind the one that is resized."""
+    shape = (len(shares), *[1] * (x.ndim - axis - 1))
+    return apply(reshape, convert_to(wrap(shares), x.dtype), shape=shape)
