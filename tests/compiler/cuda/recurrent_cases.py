@@ -66,7 +66,7 @@ def check_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return found[-1]
 
     monkeypatch.setattr(control, "recurrent_run", recurrent_run)
-    monkeypatch.setattr(binding, "IS_CHOSEN", True)
+    monkeypatch.setattr(binding, "TAKES_LENGTHS", True)
     weights = [each.detach().numpy() for each in layer.parameters()]
     compare(
         _gradients(layer, shape[1] if "lengths" in name else 0),

@@ -1,7 +1,7 @@
 """Loops and choices on a card: the host puts the launches of each step on the stream.
 
 A loop of known length needs no answer from the card, so its steps are put one behind the other, and
-may become part of a CUDA graph; a recurrent layer may be one kernel. A loop with a condition, and a
+may become part of a CUDA graph; a recurrent layer is one kernel. A loop with a condition, and a
 choice, wait for the number that decides. A carry lies in two places in turns.
 """
 

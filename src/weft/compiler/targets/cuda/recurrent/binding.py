@@ -9,12 +9,13 @@ from weft.compiler.targets.cuda.capabilities import has_warp_products
 from weft.compiler.targets.cuda.parameters import counters_cell, written_kernel_run
 from weft.compiler.targets.cuda.recurrent.description import describe_step
 from weft.compiler.targets.cuda.recurrent.kernel import Layout, best_layout, recurrent_kernel
+from weft.core.dtypes import int64
 from weft.core.errors import Unsupported
 
 __all__ = ["recurrent_run"]
 
-IS_CHOSEN = True
-"""Whether loops take the kernel: no card has run it as it is now."""
+TAKES_LENGTHS = False
+"""Whether steps that read whole numbers (where rows end) take the kernel: no card has run these."""
 
 
 def recurrent_run(binding: Binding, launch: Launch, loop: Loop) -> Run | None:
@@ -44,10 +45,12 @@ def recurrent_run(binding: Binding, launch: Launch, loop: Loop) -> Run | None:
 def _layout(binding: Binding, loop: Loop) -> Layout | None:
     """How the steps of a loop are cut into blocks, if there is a kernel for them."""
     device = binding.stream.device
-    if not IS_CHOSEN or len(loop.plans) != 1 or not has_warp_products(device.ordinal):
+    if len(loop.plans) != 1 or not has_warp_products(device.ordinal):
         return None
     try:
         form = describe_step(loop.plans[0].graph, loop.num_consts, loop.num_carry)
-        return best_layout(form, device.multiprocessors)
+        layout = best_layout(form, device.multiprocessors)
     except Unsupported:
         return None
+    reads_lengths = any(each.dtype is int64 for each in form.inputs)
+    return None if reads_lengths and not TAKES_LENGTHS else layout
