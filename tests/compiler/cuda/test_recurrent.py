@@ -6,6 +6,7 @@ The interpreter is strict, so these tests are of order and of memory as much as 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tests.compiler.cuda.recurrent_by_threads import check_loop, loops_in, loops
 from tests.compiler.cuda.recurrent_cases import SMALL, check_layer
 
 import weft as wf
+from weft.compiler.targets.cuda import control
 from weft.compiler.targets.cuda.recurrent.description import StepForm, describe_step
 from weft.compiler.targets.cuda.recurrent.kernel import (
     Layout,
@@ -153,3 +155,21 @@ def test_a_layer_in_a_program_is_the_processors(
     card: HostCard, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     check_layer(name, monkeypatch)
+
+
+@pytest.mark.slow
+def test_rows_with_lengths_are_launched_step_by_step(
+    card: HostCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    bind = control.recurrent_run
+
+    def recurrent_run(*given: Any) -> Any:
+        found.append(bind(*given))
+        return found[-1]
+
+    monkeypatch.setattr(control, "recurrent_run", recurrent_run)
+    layer = wf.nn.LSTM(8, 32, device="cuda")
+    x, lengths = wf.ones((2, 3, 8)).to("cuda"), wf.asarray(np.array([1, 2, 2])).to("cuda")
+    wf.jit(lambda x: layer(x, lengths=lengths)[0])(x)
+    assert found == [None]
