@@ -367,3 +367,20 @@ def test_checkpoints_that_are_wanted_without_a_folder_are_refused_at_once() -> N
     net = wf.nn.Linear(2, 1)
     with pytest.raises(wf.ArgumentError, match="there is no folder for checkpoints"):
         wf.train.Trainer(net, "mse_loss", wf.optim.SGD(net.parameters()), checkpoint_every=5)
+
+
+def test_the_loss_of_a_process_while_state_is_read_is_no_fault_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are left go on after it, as after any other loss."""
+    net = wf.nn.Linear(2, 1)
+    trainer = wf.train.Trainer(net, "mse_loss", wf.optim.SGD(net.parameters()), progress=False)
+    path = trainer.save_checkpoint(tmp_path)
+    lost = wf.ProcessError("all_gather", "a process was lost", expected="all", got={}, fix="none")
+
+    def lose(*given: Any) -> None:
+        raise lost
+
+    monkeypatch.setattr(trainer.strategy, "load_optimizer", lose)
+    with pytest.raises(wf.ProcessError, match="a process was lost"):
+        trainer.load_checkpoint(path)

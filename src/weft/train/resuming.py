@@ -253,7 +253,7 @@ def _name_file_in_errors(path: Path) -> Iterator[None]:
     """Say which file a state that does not fit comes from."""
     try:
         yield
-    except CheckpointError:
+    except (CheckpointError, wf.ProcessError):  # others can go on after the loss of a process
         raise
     except (wf.WeftError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError,
             RecursionError) as error:  # fmt: skip
