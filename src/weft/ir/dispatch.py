@@ -49,6 +49,15 @@ quiet = _quiet_context.run
 """Calls a function with NumPy's floating-point warnings off; a RuntimeError when in use already."""
 
 
+def array_of_number(number: Any, dtype: Any) -> Any:
+    """An array of one number; one beyond the dtype is infinite, without a warning."""
+    try:
+        return quiet(np.array, number, dtype)
+    except RuntimeError:  # another thread is quiet now
+        with np.errstate(all="ignore"):
+            return np.array(number, dtype)
+
+
 Observer = Callable[[Primitive, Sequence[Any], Sequence[Any], Location | None], None]
 OBSERVERS: list[Observer] = []
 """Called with each primitive computed by reference, its arrays, its results and the user's line.

@@ -35,7 +35,7 @@ from weft.core.shapes import Dimension, broadcast_shapes
 from weft.core.types import TensorType
 from weft.ir.batching import move_axis
 from weft.ir.derivatives import OperandDerivative, Tangent
-from weft.ir.dispatch import OBSERVERS, apply, quiet
+from weft.ir.dispatch import OBSERVERS, apply, array_of_number, quiet
 from weft.ir.eager import is_native
 from weft.ir.eager_primitives import large_elementwise, record_large, times_large
 from weft.ir.elsewhere import KnownCalls, elementwise_elsewhere
@@ -394,7 +394,7 @@ def _binary(
             if type(b) is not float or type(a) is not HostArray or a.dtype not in weak:
                 return elsewhere(x1, x2)
             if a.size >= settings.eager_elements * times:
-                found = large_result(x1, wrap(quiet(np.array, b, a.dtype)))
+                found = large_result(x1, wrap(array_of_number(b, a.dtype)))
                 if found is not None:
                     return found
             node, other = x1._node, None
@@ -406,7 +406,7 @@ def _binary(
             if type(b) is not HostArray or b.dtype not in weak:
                 return elsewhere(x1, x2)
             if b.size >= settings.eager_elements * times:
-                found = large_result(wrap(quiet(np.array, a, b.dtype)), x2)
+                found = large_result(wrap(array_of_number(a, b.dtype)), x2)
                 if found is not None:
                     return found
             node, other = None, x2._node

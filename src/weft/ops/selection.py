@@ -21,7 +21,7 @@ from weft.core.shapes import broadcast_shapes
 from weft.core.types import TensorType
 from weft.ir import numerics, ranges
 from weft.ir.derivatives import additive, constant, tangent
-from weft.ir.dispatch import apply, quiet
+from weft.ir.dispatch import apply, array_of_number, quiet
 from weft.ir.eager import DIFFERENTIATED
 from weft.ir.eager_primitives import large_elementwise, record_large
 from weft.ir.kinds import Elementwise
@@ -157,7 +157,7 @@ def _large_where(condition: Tensor, x1: Any, x2: Any) -> Tensor | None:
         if type(side) is not Tensor:
             if not _is_weak(side, like._value):
                 return None
-            side = wrap(quiet(np.array, side, like._value.dtype))
+            side = wrap(array_of_number(side, like._value.dtype))
         if type(side._value) is not HostArray or side._value.dtype is not like._value.dtype:
             return None
         sides.append(side)
@@ -178,7 +178,7 @@ def _short_where(mask: Array, x1: Any, x2: Any) -> Tensor | None:
         return None
     try:
         value: Array = quiet(np.where, mask, a, b)
-    except ValueError:
+    except (RuntimeError, ValueError):
         return None
     node = x1._node if type(x1) is Tensor else None
     other = x2._node if type(x2) is Tensor else None
