@@ -23,6 +23,7 @@ from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.tiles import tile_of
 from weft.compiler.targets.cpu.runtime.program import Program
 from weft.compiler.targets.cpu.target import compile_program
+from weft.core.dimensions import symbol
 from weft.ir.dispatch import apply
 from weft.ir.primitive import Primitive
 
@@ -276,6 +277,27 @@ def test_a_program_of_any_number_of_images_is_compiled_once(size: int) -> None:
         found, wanted = step(x, w), wf.relu(wf.conv2d(x, w, padding=1))
         np.testing.assert_allclose(found.numpy(), wanted.numpy(), atol=2e-4)
     assert len(step.compilations) <= 2
+
+
+@pytest.mark.parametrize("side", [1, 2, 4])
+def test_blocks_of_any_number_of_small_images_have_several_and_the_last_one_fewer(
+    side: int,
+) -> None:
+    assert plans.cut_blocks(symbol("n"), side, side, plans.PLACES) == (side, plans.TOGETHER)
+
+    def both(x: wf.Tensor, w: wf.Tensor) -> Any:
+        y, gradients = wf.value_and_grad(
+            lambda x, w: (wf.conv2d(x, w, padding=1) ** 2).sum(), argnums=(0, 1)
+        )(x, w)
+        return y, *gradients
+
+    step, w = wf.jit(both), wf.tensor(drawn(2, 40, 32, 3, 3))
+    for images in (3, plans.TOGETHER, 1, plans.TOGETHER - 1, 2 * plans.TOGETHER + 1):
+        x = wf.tensor(drawn(images, images, 32, side, side))
+        found = step(x, w)
+        for one, other in zip(found, both(x, w), strict=True):
+            np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=2e-4, atol=2e-3)
+    assert len(step.compilations) <= 3
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -27,6 +27,9 @@ PLACES, TERMS = 128, 256
 """About how many places a block has, where they are rows of products, and where they are terms."""
 TASKS = 8
 """How many tasks there should be at least."""
+TOGETHER = 8
+"""The most images of a block where it is not known how many there are: each block reads all weights,
+and the last one may have fewer."""
 FEW = 24
 """Places that a block has at least where one more is made for another thread."""
 LONG = 64 * 1024
@@ -112,9 +115,11 @@ def cut_blocks(
     rows = min(count, max(1, wanted // max(1, rest)))
     # a number that divides the rows, unless that leaves less than half of them
     rows = next(r for r in range(rows, 0, -1) if count % r == 0 or r <= max(1, rows // 2))
-    if rows < count or not isinstance(images, int):
+    if rows < count:
         return rows, 1
     fitting = max(1, wanted // max(1, rest * count))  # whole images that a block has room for
+    if not isinstance(images, int):
+        return rows, min(fitting, TOGETHER)
     together = min(fitting, max(1, images // tasks))  # with enough blocks for all threads
     smallest = together // 2 + 1
     return rows, next(n for n in range(together, 0, -1) if images % n == 0 or n <= smallest)
@@ -146,7 +151,10 @@ def pairs(a: Array, b: Array) -> Array:
 
 def _panel_parts(images: Dimension, at_once: int, blocks: int, panels: int) -> int:
     """Into how many parts panels are cut, where there are few blocks."""
-    tasks = -(-images // at_once) * blocks if isinstance(images, int) else TASKS
+    if isinstance(images, int):
+        tasks = -(-images // at_once) * blocks
+    else:  # where images lie together, all of them may be in one block
+        tasks = blocks if at_once > 1 else TASKS
     return 1 if tasks >= TASKS else max(1, min(panels, TASKS // max(1, tasks)))
 
 
