@@ -90,6 +90,7 @@ CUDA_LIMITS = Limits(
         sums_by_image=False,
         expands_matrix_functions=False,
         mask_operations=0,
+        divided_sum_rows=128,  # fewer leave most of a card without work
         divided_sum_columns=1,
     ),
     fusion=FusionLimits(

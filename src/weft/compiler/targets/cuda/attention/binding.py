@@ -68,6 +68,7 @@ def is_attention(node: GraphNode) -> bool:
         return False
     q, k, v = (named[name] for name in "qkv")
     offset, head = node.params["offset"], int(q.shape[-1])
+    kept = node.params.get("kept", 1.0)
     return (
         head % _VECTOR == 0
         and head <= HEADS[-1]
@@ -78,7 +79,8 @@ def is_attention(node: GraphNode) -> bool:
         and (node.primitive is attention or int(k.shape[-2]) <= KEYS * multiprocessor_count())
         and prod(int(dim) for dim in q.shape) > 0
         and ("mask" not in named or mask_strides(named) is not None)
-        and draws_in_blocks(named, node.params.get("kept", 1.0))
+        and draws_in_blocks(named, kept)
+        and (node.primitive is attention or head <= HEADS[-2] or kept >= 1)  # no card has run it
     )
 
 
