@@ -362,8 +362,10 @@ def test_the_decorator_takes_the_options_of_the_interface() -> None:
         return x**power
 
     assert raised(wf.tensor(3.0), power=2).item() == 9.0
-    with pytest.raises(wf.ArgumentError, match="no argument called 'exponent'"):
-        wf.jit(lambda x: x, static_argnames=("exponent",))
+    assert wf.jit(raised, static_argnames="power")(wf.tensor(3.0), power=2).item() == 9.0
+    for names in ("exponent", ("exponent",)):
+        with pytest.raises(wf.ArgumentError, match="no argument called 'exponent'"):
+            wf.jit(lambda x: x, static_argnames=names)
     assert wf.jit(lambda x: x * 2, memory="8GB")(wf.tensor(3.0)).item() == 6.0
     with pytest.raises(wf.ArgumentError, match="no amount of memory"):
         wf.jit(lambda x: x, memory="much")

@@ -480,7 +480,7 @@ class BoundJit:
 def jit(
     f: Callable[..., Any] | None = None,
     *,
-    static_argnames: Sequence[str] = (),
+    static_argnames: str | Sequence[str] = (),
     memory: str | int | None = None,
 ) -> Any:
     """Compile a function whole: forward, backward and updates of state in one program.
@@ -509,7 +509,7 @@ def jit(
     if f is None:
         return lambda function: jit(function, static_argnames=static_argnames, memory=memory)
     check_function("jit", f)
-    for name in static_argnames:
+    for name in (static_argnames,) if isinstance(static_argnames, str) else static_argnames:
         _check_parameter(f, name)
     return Jit(f, budget)
 
