@@ -35,7 +35,7 @@ NO_TESTS = 5
 TESTS = (
     "programs", "kernels", "device", "captures", "rows", "loops", "products", "float8", "attention",
     "attention_programs", "exact_attention", "convolutions", "ordered_scatters", "warp_products",
-    "both_devices", "exchange", "nccl",
+    "both_devices", "exchange", "nccl", "recurrent",
 )  # fmt: skip
 """The files of tests/gpu, in the order of what a failure would mean."""
 OPEN_ROWS = (

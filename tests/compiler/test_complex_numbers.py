@@ -209,7 +209,8 @@ def in_complex_numbers(array: Array) -> Array:
     if array.dtype.kind != "f":
         return array
     turned = np.flip(array.reshape(-1)).reshape(array.shape)
-    return np.asarray(array + 1j * turned, np.complex64)
+    with np.errstate(invalid="ignore"):  # of infinities
+        return np.asarray(array + 1j * turned, np.complex64)
 
 
 def of_complex_numbers() -> list[Any]:

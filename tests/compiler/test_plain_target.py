@@ -143,7 +143,7 @@ def test_unknown_sizes_are_those_of_the_run() -> None:
 @pytest.mark.slow
 def test_random_programs_agree() -> None:
     """A few, with seeds of their own: the fuzzer's 500 are run by the plain target, too."""
-    drawn = [generate(seed) for seed in range(1000, 1050)]
+    drawn = [generate(seed) for seed in range(1000, 1100)]
     small = [each for each in drawn if each.elements <= SMALL and is_plain(each)]
     assert len(small) >= 2
     assert [examine(each, ("plain",)) for each in small] == [None] * len(small)

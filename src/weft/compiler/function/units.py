@@ -79,6 +79,32 @@ def _of_stored(function: Callable[..., Any], orders: Orders) -> Callable[..., An
     return call
 
 
+class _Operands:
+    """The tensors of a call as tensors of their own; nothing of it refers to itself.
+
+    What did would hold them until garbage is collected.
+    """
+
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
+        self.fresh: list[Tensor] = []
+        self.exact: list[Any] = []
+        """Places and shapes of those that programs are for one size of: weights, and leaves."""
+
+    def rewrap(self, value: Any, is_weight: bool) -> Any:
+        """The value with tensors of its own."""
+        if isinstance(value, Tensor):
+            if is_weight or type(value._node) is Leaf:
+                self.exact.append((len(self.fresh), value.shape))
+            order = self._orders.get(len(self.fresh))
+            array = value._value if order is None else value._value.transpose(order)
+            self.fresh.append(wrap(array))
+            return self.fresh[-1]
+        if type(value) in (tuple, list):
+            return type(value)([self.rewrap(each, is_weight) for each in value])
+        return value
+
+
 def compile_unit(
     function: Callable[..., Any],
     args: tuple[Any, ...],
@@ -94,33 +120,20 @@ def compile_unit(
     what runs a call is given them in that one.
     """
     orders = orders or {}
-    fresh: list[Tensor] = []
-    exact: list[Any] = []
-
-    def rewrapped_value(value: Any, is_weight: bool) -> Any:
-        if isinstance(value, Tensor):
-            if is_weight or type(value._node) is Leaf:
-                exact.append((len(fresh), value.shape))
-            order = orders.get(len(fresh))
-            fresh.append(wrap(value._value if order is None else value._value.transpose(order)))
-            return fresh[-1]
-        if type(value) in (tuple, list):
-            return type(value)(rewrapped_value(each, is_weight) for each in value)
-        return value
-
+    operands = _Operands(orders)
     names = unwrap(function).__code__.co_varnames
     given = tuple(
         [
-            rewrapped_value(x, place < len(names) and names[place] in weights)
+            operands.rewrap(x, place < len(names) and names[place] in weights)
             for place, x in enumerate(args)
         ]
     )
-    named = {name: rewrapped_value(value, name in weights) for name, value in kwargs.items()}
+    named = {name: operands.rewrap(value, name in weights) for name, value in kwargs.items()}
     compilations = _compilations(function, tuple(orders.items()))
     try:
         with recording(False):
             call = compilations._read(given, named)
-            call.kind = call.kind, *exact
+            call.kind = call.kind, *operands.exact
             call.distinguish(frozenset())
             found = compilations._find(call)
     except Exception:
@@ -134,6 +147,7 @@ def compile_unit(
         return None
     if compilations.values_outside(given, named) and not sources:
         return partial(_run_anew, compilations, given, named)
+    fresh = operands.fresh
     places = [[*map(id, fresh)].index(id(handle)) for handle in call.handles]
     if found.places is not None and not sources:
         return UnitCall(found, [places[place] for place in found.places], len(fresh))

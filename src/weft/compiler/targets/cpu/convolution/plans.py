@@ -28,8 +28,8 @@ PLACES, TERMS = 128, 256
 TASKS = 8
 """How many tasks there should be at least."""
 TOGETHER = 8
-"""The most images of a block where it is not known how many there are: each block reads all weights,
-and the last one may have fewer."""
+"""The most images of a block where their number is not known. Each block reads all weights, and the
+last one may have fewer images."""
 FEW = 24
 """Places that a block has at least where one more is made for another thread."""
 LONG = 64 * 1024
