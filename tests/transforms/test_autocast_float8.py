@@ -164,7 +164,8 @@ def test_a_compiled_function_has_a_program_for_each_precision() -> None:
                    for name in ("bfloat16", "float8", "float32")}  # fmt: skip
     assert len({str(each) for each in results.values()}) == 3
     for name, result in results.items():
-        assert in_block(name, F.linear, x, w).tolist() == result
+        eager = in_block(name, F.linear, x, w).tolist()
+        np.testing.assert_allclose(result, eager, rtol=1e-5 if name == "float32" else 1e-2)
 
 
 def test_eager_and_compiled_gradients_have_the_same_bits() -> None:
