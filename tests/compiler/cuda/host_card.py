@@ -48,7 +48,7 @@ from weft.compiler.targets.cuda.device_text import TextKernel
 from weft.compiler.targets.cuda.grouped_kernels import GroupedKernel
 from weft.compiler.targets.cuda.modules import Function, Module
 from weft.compiler.targets.cuda.products import binding as products
-from weft.compiler.targets.cuda.products import code_casts, code_transposes
+from weft.compiler.targets.cuda.products import code_transposes
 from weft.compiler.targets.cuda.products.code_casts import CastKernel, CastSpec
 from weft.compiler.targets.cuda.products.code_transposes import TransposeKernel
 from weft.compiler.targets.cuda.products.description import (
@@ -705,9 +705,7 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
         card.written[kernel.text.encode() + b"\0"] = kernel
         return load(binding, launch, kernel, *given, **named)
 
-    writers = (
-        products, convolution, attention, cross_entropy, recurrent, code_transposes, code_casts,
-    )  # fmt: skip
+    writers = (products, convolution, attention, cross_entropy, recurrent, code_transposes)
     for module in writers:
         monkeypatch.setattr(module, "written_kernel_run", run)
 

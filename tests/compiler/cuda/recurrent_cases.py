@@ -53,12 +53,9 @@ LARGE: dict[str, tuple[Any, tuple[int, int, int], int]] = {
 """The same for a card: sizes that take too long where there is none."""
 
 
-def check_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer and its gradients are the CPU's, in as many launches as said."""
-    make, shape, count = LARGE[name]
-    wf.random.seed(3)
-    layer = make()
-    found = []
+def recorded_runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What each loop that is bound from now on is given as its one launch, or None."""
+    found: list[Any] = []
     bind = control.recurrent_run
 
     def recurrent_run(*given: Any) -> Any:
@@ -66,6 +63,15 @@ def check_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return found[-1]
 
     monkeypatch.setattr(control, "recurrent_run", recurrent_run)
+    return found
+
+
+def check_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer and its gradients are the CPU's, in as many launches as said."""
+    make, shape, count = LARGE[name]
+    wf.random.seed(3)
+    layer = make()
+    found = recorded_runs(monkeypatch)
     monkeypatch.setattr(binding, "TAKES_LENGTHS", True)
     weights = [each.detach().numpy() for each in layer.parameters()]
     compare(

@@ -6,7 +6,6 @@ The interpreter is strict, so these tests are of order and of memory as much as 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +13,9 @@ from tests.compiler.cuda import recurrent_by_threads
 from tests.compiler.cuda.assembling import needs_ptxas, spilled_bytes
 from tests.compiler.cuda.host_card import HostCard
 from tests.compiler.cuda.recurrent_by_threads import check_loop, loops_in, loops_of
-from tests.compiler.cuda.recurrent_cases import SMALL, check_layer
+from tests.compiler.cuda.recurrent_cases import SMALL, check_layer, recorded_runs
 
 import weft as wf
-from weft.compiler.targets.cuda import control
 from weft.compiler.targets.cuda.recurrent.description import StepForm, describe_step
 from weft.compiler.targets.cuda.recurrent.kernel import (
     Layout,
@@ -161,14 +159,7 @@ def test_a_layer_in_a_program_is_the_processors(
 def test_rows_with_lengths_are_launched_step_by_step(
     card: HostCard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = []
-    bind = control.recurrent_run
-
-    def recurrent_run(*given: Any) -> Any:
-        found.append(bind(*given))
-        return found[-1]
-
-    monkeypatch.setattr(control, "recurrent_run", recurrent_run)
+    found = recorded_runs(monkeypatch)
     layer = wf.nn.LSTM(8, 32, device="cuda")
     x, lengths = wf.ones((2, 3, 8)).to("cuda"), wf.asarray(np.array([1, 2, 2])).to("cuda")
     wf.jit(lambda x: layer(x, lengths=lengths)[0])(x)

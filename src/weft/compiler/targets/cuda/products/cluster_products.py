@@ -3,8 +3,7 @@
 A block of 256 threads computes a tile of 64 × 64 over a run of the summed axis. Of what it reads
 four steps are on their way at any time, as many as hide memory's latency: more of them at once
 fill the queue of copies before the first product. Steps are written out. A thread multiplies 8 rows
-by 8 columns, as each number that it reads
-from shared memory costs as much as four multiply-adds of its warp; the four groups of eight lanes
+by 8 columns, which reads half as much from shared memory as 4 by 4; the four groups of eight lanes
 in a warp take a quarter of each step, and add up their sums by exchanges of halves. Blocks of a
 cluster share a tile, each with a run of its own; each then adds up some rows of the tile, in the
 order of runs, from the shared memory of all of them. Nothing goes through the card's memory in

@@ -23,17 +23,17 @@ from dataclasses import field
 from functools import cache
 
 from weft.compiler.fusion.aliases import shares_memory
-from weft.compiler.plan.launch import Kind, Launch, no_numbers, one
+from weft.compiler.plan.launch import Launch
 from weft.compiler.targets.cuda.binding import Binding, Run, binder
-from weft.compiler.targets.cuda.parameters import written_kernel_run
 from weft.compiler.targets.cuda.products.code_transposes import (
     ROWS,
     THREADS,
+    call_launch,
     for_each_part,
     is_transposed_codes,
     matrix_of,
+    matrix_run,
     store_turned,
-    transpose_blocks,
 )
 from weft.compiler.targets.cuda.ptx_writer import (
     Kernel,
@@ -161,10 +161,7 @@ def is_codes(node: GraphNode) -> bool:
 
 def codes_launch(node: GraphNode) -> Launch:
     """The launch of such a call."""
-    return Launch(
-        Kind.LOOP, _NAME, ("codes",), (*node.operands, *node.results), node.results,
-        no_numbers, one, one, computes=node.params["graph"],
-    )  # fmt: skip
+    return call_launch(node, "codes")
 
 
 @binder("codes")
@@ -172,10 +169,8 @@ def bind_codes(binding: Binding, launch: Launch) -> Run:
     """What runs it."""
     assert launch.computes is not None
     spec, matrix = describe_codes(launch.computes)
-    values = dict(zip(("source", "scale", *spec.stored), launch.values, strict=True))
-    words = dict(zip(("rows", "columns"), matrix, strict=True))
-    kernel, blocks = cast_kernel(spec), transpose_blocks(*matrix)
-    return written_kernel_run(binding, launch, kernel, blocks, (values, {}, words))
+    names = ("source", "scale", *spec.stored)
+    return matrix_run(binding, launch, cast_kernel(spec), names, matrix)
 
 
 @frozen(slots=False)

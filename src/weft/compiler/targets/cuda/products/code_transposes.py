@@ -19,7 +19,7 @@ from functools import cache
 
 from weft.compiler.plan.launch import Kind, Launch, no_numbers, one
 from weft.compiler.targets.cuda.binding import Binding, Run, binder
-from weft.compiler.targets.cuda.parameters import written_kernel_run
+from weft.compiler.targets.cuda.parameters import WrittenKernel, written_kernel_run
 from weft.compiler.targets.cuda.ptx_writer import (
     Kernel,
     Parameter,
@@ -40,9 +40,11 @@ __all__ = [
     "ROWS",
     "THREADS",
     "TransposeKernel",
+    "call_launch",
     "for_each_part",
     "is_transposed_codes",
     "matrix_of",
+    "matrix_run",
     "store_turned",
     "transpose_blocks",
     "transpose_kernel",
@@ -97,9 +99,15 @@ def is_transposed_codes(node: GraphNode) -> bool:
 
 def transposed_codes_launch(node: GraphNode) -> Launch:
     """The launch of such a call."""
+    return call_launch(node, "transposed_codes")
+
+
+def call_launch(node: GraphNode, symbol: str) -> Launch:
+    """The launch of a call, by what binds it."""
+    graph: Graph = node.params["graph"]
     return Launch(
-        Kind.LOOP, _NAME, ("transposed_codes",), (*node.operands, *node.results), node.results,
-        no_numbers, one, one, computes=node.params["graph"],
+        Kind.LOOP, graph.name, (symbol,), (*node.operands, *node.results), node.results,
+        no_numbers, one, one, computes=graph,
     )  # fmt: skip
 
 
@@ -109,10 +117,21 @@ def bind_transposed_codes(binding: Binding, launch: Launch) -> Run:
     assert launch.computes is not None
     matrix = matrix_of(launch.computes.nodes[0])
     assert matrix is not None
-    values = dict(zip(("source", "turned"), launch.values, strict=True))
+    return matrix_run(binding, launch, transpose_kernel(), ("source", "turned"), matrix)
+
+
+def matrix_run(
+    binding: Binding,
+    launch: Launch,
+    kernel: WrittenKernel,
+    names: Sequence[str],
+    matrix: tuple[int, int],
+) -> Run:
+    """What runs a kernel of the tiles of a matrix; names: of the launch's values in it."""
+    values = dict(zip(names, launch.values, strict=True))
     words = dict(zip(("rows", "columns"), matrix, strict=True))
     blocks = transpose_blocks(*matrix)
-    return written_kernel_run(binding, launch, transpose_kernel(), blocks, (values, {}, words))
+    return written_kernel_run(binding, launch, kernel, blocks, (values, {}, words))
 
 
 @frozen(slots=False)
